@@ -1,0 +1,1 @@
+"""Decisions, standard library only. No I/O, clock, thread, tensor or hidden chance lives here."""

@@ -1,0 +1,39 @@
+"""Errors that a user can cause or must see.
+
+Each message is one line: what is wrong, the value, and the remedy. The command line prints it to stderr and exits
+with status 2, without a traceback.
+"""
+
+from __future__ import annotations
+
+
+class AtollError(Exception):
+    """Base of every error that Atoll raises on purpose."""
+
+
+class ConfigError(AtollError):
+    """A setting, or two settings together, cannot work."""
+
+
+class DataError(AtollError):
+    """Training data is missing, unreadable, empty or too short."""
+
+
+class LayoutError(AtollError):
+    """Two models do not have the same tensors, or a model cannot be split as asked."""
+
+
+class JoinError(AtollError):
+    """A learner could not join: no syncer, a name in use, another run, another version."""
+
+
+class RunError(AtollError):
+    """A run directory or a run cannot be used as asked."""
+
+
+class FinishedError(AtollError):
+    """`step` was called after it had returned False."""
+
+
+class DivergedError(AtollError):
+    """The loss of this learner is not finite."""

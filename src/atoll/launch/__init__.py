@@ -1,0 +1,1 @@
+"""Starting a whole run on one machine."""

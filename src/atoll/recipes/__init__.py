@@ -1,0 +1,1 @@
+"""What `atoll train` trains: small models, corpora and the training loop."""

@@ -1,0 +1,1 @@
+"""What a run leaves on disk: commit files, the tape, kept contributions, the exported model."""

@@ -1,0 +1,1 @@
+"""Pure functions on tensors: merge rules, the outer step, taking updates, payload codecs."""

@@ -1,0 +1,1 @@
+"""What a user's training script touches: `atoll.join` and the object it returns."""

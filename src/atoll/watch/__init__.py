@@ -1,0 +1,1 @@
+"""Figures of a run, folded from its tape."""

@@ -1,0 +1,1 @@
+"""Bytes <-> core messages: the .proto, generated code, conversion with limits, chunking."""
