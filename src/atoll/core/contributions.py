@@ -84,8 +84,8 @@ class NormHistory:
         Refused: norm per step above 10 times the median of at least 16 seen. If more than half of the candidates
         would go, none does: then the history is wrong.
         """
-        limit = NORM_FACTOR_MAX * median(self._seen) if len(self._seen) >= NORM_HISTORY_MIN else None
-        outside = [c for c in candidates if limit is not None and c.norm_per_step > limit]
+        middle = median(self._seen) if len(self._seen) >= NORM_HISTORY_MIN else 0.0
+        outside = [c for c in candidates if middle > 0 and c.norm_per_step > NORM_FACTOR_MAX * middle]
         overruled = 2 * len(outside) > len(candidates)
         self._seen.extend(c.norm_per_step for c in candidates)
         return ([] if overruled else outside), overruled

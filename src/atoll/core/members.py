@@ -76,6 +76,7 @@ class Member:
     newest_seq: dict[int, int] = field(default_factory=dict)
     last_fate: dict[int, Fate] = field(default_factory=dict)
     closed_books: bool = False
+    end_reason: str = ""
 
     @property
     def present(self) -> bool:
@@ -112,6 +113,10 @@ class Roster:
     def ready(self) -> list[Member]:
         """Those that count for quorum, grace and "all" (R10)."""
         return [m for m in self if m.ready]
+
+    def with_open(self) -> list[Member]:
+        """All whose contributions may still be on their way, ended lives too, in id order."""
+        return sorted([*self._current.values(), *self._settling.values()], key=lambda m: m.life)
 
     def by_name(self, name: str) -> Member | None:
         return self._current.get(name)
@@ -180,9 +185,10 @@ class Roster:
             self._by_stream.pop(member.stream, None)
             member.stream = None
         self._settling[member.life] = member
-        self.close_books(member, reason)
+        member.end_reason = reason
+        self.close_books(member)
 
-    def close_books(self, member: Member, reason: str) -> None:
+    def close_books(self, member: Member) -> None:
         """Write the end of an ended life once nothing of it is on its way (R14: settled first)."""
         if member.open or member.state != "ended" or member.closed_books:
             return
@@ -194,7 +200,7 @@ class Roster:
                 self._ctx.now_ns,
                 member.life.name,
                 member.life.generation,
-                reason,
+                member.end_reason,
                 heard.steps,
                 heard.tokens,
                 heard.loss_sum,
@@ -237,11 +243,16 @@ class Roster:
                 self.move(member, "stepped", "waits by R9" if waiting else "steps again")
 
     def reported(self, member: Member, steps: int) -> int:
-        """A report of cumulative steps: the new ones since the last; updates the step average."""
+        """A report of cumulative steps: the new ones since the last; updates the step average.
+
+        One sample counts at most 4 averages, so that a pause is not taken for a slower machine.
+        """
         new = steps - member.reported_steps
         now_ns = self._ctx.now_ns
         if new > 0 and member.adopted:
-            member.step_ns.add((now_ns - member.reported_at_ns) / new)
+            sample = (now_ns - member.reported_at_ns) / new
+            known = member.step_ns.value
+            member.step_ns.add(sample if known is None else min(sample, IDLE_STEPS * known))
         member.reported_steps, member.reported_at_ns = steps, now_ns
         if not member.adopted:
             member.adopted = True
