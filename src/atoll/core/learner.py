@@ -82,8 +82,8 @@ class _Unsettled:
     slot: int
     captured_step: int
     uploaded: bool = False
-    taken: bool = False
-    """Lock modes: an update that does not contain it was taken already; wait no more for its slot."""
+    passed: bool = False
+    """An update of its slot or a later one was taken that does not contain it: lock modes wait no more for it."""
 
 
 class Learner:
@@ -102,6 +102,7 @@ class Learner:
         self.anchors: list[Version | None] = [None] * pieces
         self.unsettled: dict[int, _Unsettled] = {}
         self._arrived: dict[int, UpdateArrived] = {}
+        self._fates: list[Fate] = []
         self._newest: list[UpdateReady | None] = [None] * pieces
         self._last_named = [0] * pieces
         self._last_merged = [0] * pieces
@@ -220,7 +221,16 @@ class Learner:
             unsettled.uploaded = True
 
     def _on_fate(self, message: Fate) -> None:
-        """missed: the work is local again; refused: back to the anchor (at once here: the driver is at a boundary)."""
+        """Kept for the boundary: the step in progress is not in the book yet, but a revert would drop its work."""
+        self._fates.append(message)
+
+    def _apply_fates(self) -> None:
+        fates, self._fates = self._fates, []
+        for message in fates:
+            self._apply_fate(message)
+
+    def _apply_fate(self, message: Fate) -> None:
+        """missed: the work is local again; refused: theta goes back to the anchor (R7)."""
         unsettled = self.unsettled.get(message.piece)
         if unsettled is None or unsettled.seq != message.seq:
             return
@@ -264,6 +274,7 @@ class Learner:
         if self._boundary_ns is not None:
             self._step_ns.add(self._now_ns - self._boundary_ns)
         self._boundary_ns = self._now_ns
+        self._apply_fates()
         self._take_arrived()
         if self._finish_slot is not None:
             self.state = LEARNER.move(self.state, "last slot closed")
@@ -328,8 +339,8 @@ class Learner:
         if contains:
             del self.unsettled[piece]
             self._last_merged[piece] = update.slot
-        elif unsettled is not None:
-            unsettled.taken = True
+        elif unsettled is not None and update.slot >= unsettled.slot:
+            unsettled.passed = True
 
     # ------------------------------------------------------------ capture (R4)
 
@@ -412,14 +423,14 @@ class Learner:
         if not self._config.locked or not self._connected:
             return False
         overlap = self._config.overlap
-        return any(not u.taken and self.book.steps >= u.captured_step + overlap for u in self.unsettled.values())
+        return any(not u.passed and self.book.steps >= u.captured_step + overlap for u in self.unsettled.values())
 
     # ------------------------------------------------------------ waits (R9, R22)
 
     def _while_waiting(self) -> None:
         """The training thread stands at a boundary: take what is there and see whether the wait is over."""
-        if self.state == "finishing" or self.waiting != "parameters":
-            self._take_arrived()
+        self._apply_fates()
+        self._take_arrived()
         if self.state == "joining":
             self._adopt()
         elif self.state == "finishing":
@@ -432,7 +443,6 @@ class Learner:
             self._boundary_ns = self._now_ns
 
     def _adopt(self) -> None:
-        self._take_arrived()
         if any(anchor is None for anchor in self.anchors):
             return
         self.state = LEARNER.move(self.state, "adopted")
