@@ -53,6 +53,8 @@ class Horizon:
     closed_at_ns: int
     slot_interval_ns: int
     """0 while unknown."""
+    grace_ns: int
+    """Grace window of the newest slot: how long a slot waits for one that is a little late."""
     delay_ns: int
     """Control delay to the syncer and back."""
     own_steps: int
@@ -83,7 +85,7 @@ class CapturePlanner:
         """(piece, slot) to capture now, in order. `backlog_bytes`: transfers that are not yet done, in order."""
         link = _Uplink(self._at, backlog_bytes, rate_bytes_per_s)
         chosen: dict[int, int] = {}
-        for piece, slots in self._candidates():
+        for piece, slots in self._candidates(link):
             view = self._pieces[piece]
             if piece in chosen or not view.settled:
                 continue
@@ -94,11 +96,11 @@ class CapturePlanner:
                     break
         return list(chosen.items())
 
-    def _candidates(self) -> Iterator[tuple[int, list[int]]]:
+    def _candidates(self, link: _Uplink) -> Iterator[tuple[int, list[int]]]:
         """Pieces with the slots that they may name, most urgent first."""
         for piece in self._overdue():
             yield piece, self._slots_of(piece)
-        for slot in self._coming():
+        for slot in self._coming(link):
             yield self._config.piece_of(slot), [slot]
 
     def _overdue(self) -> list[int]:
@@ -115,17 +117,42 @@ class CapturePlanner:
         step = self._config.fragments
         return [s for s in range(first, first + ROUNDS_AHEAD * step, step) if s <= self._at.last_slot]
 
-    def _coming(self) -> list[int]:
-        """Slots above T that are expected to close before the next boundary's news could be there."""
+    def _coming(self, link: _Uplink) -> list[int]:
+        """Slots above T whose pieces cannot wait for the next boundary, in slot order."""
         at = self._at
-        horizon_ns = at.now_ns + (1 + EARLY) * at.step_ns + at.delay_ns
         slots = []
         for slot in range(at.closed + 1, min(at.closed + self._config.fragments, at.last_slot) + 1):
-            due = at.own_steps >= (slot - at.closed) * self._config.slot_steps
-            if not due and self.closing_ns(slot) > horizon_ns:
+            size_bytes = self._pieces[self._config.piece_of(slot)].size_bytes
+            if not self._cannot_wait(slot, link.arrival_ns(size_bytes)):
                 break
             slots.append(slot)
         return slots
+
+    def _cannot_wait(self, slot: int, arrival_ns: float) -> bool:
+        """True when the announcement, or the bytes, would be too late if captured at the next boundary.
+
+        A learner whose own clock completes the slot at the next boundary is among those that set the pace. If grace
+        waits for such, it captures then, one step fresher, unless the slot is expected clearly before.
+        """
+        at = self._at
+        own_steps_left = (slot - at.closed) * self._config.slot_steps - at.own_steps
+        if own_steps_left <= 0:
+            return True
+        closing_ns = self.closing_ns(slot)
+        if closing_ns + self._overlap_ns() < arrival_ns + at.step_ns:
+            return True
+        if own_steps_left == 1 and self._keeps_pace():
+            return closing_ns <= at.now_ns + (1 - EARLY) * at.step_ns
+        return closing_ns <= at.now_ns + (1 + EARLY) * at.step_ns + at.delay_ns
+
+    def _keeps_pace(self) -> bool:
+        at = self._at
+        as_fast = self._config.slot_steps * at.step_ns <= (1 + EARLY) * at.slot_interval_ns
+        return as_fast and at.grace_ns >= 2 * EARLY * at.step_ns
+
+    def _overlap_ns(self) -> float:
+        interval_ns = self._at.slot_interval_ns or self._config.slot_steps * self._at.step_ns
+        return self._config.overlap * interval_ns / self._config.slot_steps
 
     def _fresh_enough(self, view: PieceView, piece: int, slot: int) -> bool:
         """The anchor will be at most `stale_max` versions old when `slot` is merged, if the slots before it merge.
@@ -139,10 +166,8 @@ class CapturePlanner:
 
     def _in_time(self, slot: int, link: _Uplink, size_bytes: int) -> bool:
         """Its bytes are expected by closing + overlap."""
-        interval_ns = self._at.slot_interval_ns or self._config.slot_steps * self._at.step_ns
-        overlap_ns = self._config.overlap * interval_ns / self._config.slot_steps
         closing_ns = max(self.closing_ns(slot), self._at.now_ns + self._at.delay_ns)
-        return link.arrival_ns(size_bytes) <= closing_ns + overlap_ns
+        return link.arrival_ns(size_bytes) <= closing_ns + self._overlap_ns()
 
 
 class _Uplink:

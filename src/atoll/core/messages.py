@@ -170,10 +170,11 @@ class SeedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Slot `slot` has closed; the next one is expected `slot_interval_ns` later."""
+    """Slot `slot` has closed after a grace window of `grace_ns`; the next one is expected `slot_interval_ns` later."""
 
     slot: int
     slot_interval_ns: int
+    grace_ns: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -260,7 +260,7 @@ class SlotEngine:
             self._interval.add(now_ns - self._closed_at_ns)
         self._closed_at_ns = now_ns
         for member in self._roster.present():
-            self._ctx.send(member.stream, Pace(slot.number, self.interval_ns))
+            self._ctx.send(member.stream, Pace(slot.number, self.interval_ns, slot.grace_ns))
             if slot.number == self.last:
                 self._ctx.send(member.stream, Finishing(slot.number))
 
