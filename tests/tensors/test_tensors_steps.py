@@ -187,7 +187,7 @@ STREAM_STEPS, TAU = 12, 1
 
 
 def reference_streaming() -> nn.Module:
-    """Streaming DiLoCo, algorithm 2: H = 4, two fragments (layers), each sent every H steps, taken tau later."""
+    """Streaming DiLoCo, algorithm 2: H = 4, two fragments (layers), sent every H steps, taken tau later."""
     glob = a_model()
     models = [copy.deepcopy(glob) for _ in range(LEARNERS)]
     inners = [an_optimizer("adamw", m) for m in models]
