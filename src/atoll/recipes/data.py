@@ -142,7 +142,7 @@ def check_corpus(corpus: Corpus, *, learners: int, length: int) -> None:
     if share < needed:
         raise DataError(
             f"data {corpus.name!r} has {len(corpus.train)} training bytes, {share} for each of {learners} "
-            f"learners; length={length} needs {needed} each; give more text, fewer learners or a smaller length"
+            f"learners; length={length} needs {needed}; give more text, fewer learners or a smaller length"
         )
     check_heldout(corpus, length)
 
