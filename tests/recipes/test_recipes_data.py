@@ -155,7 +155,7 @@ def test_batches__chance_is_seed_name_and_generation():
 
 
 def test_batches__too_short_is_refused_with_the_numbers():
-    with pytest.raises(DataError, match="200 training bytes, 100 for each of 2 learners; length=16 needs 136"):
+    with pytest.raises(DataError, match="bytes, 100 for each of 2 learners; length=16 needs 136"):
         draw(corpus_of(200))
     check_corpus(corpus_of(272), learners=2, length=16)
     with pytest.raises(DataError, match=r"16 held-out bytes; length=16 needs 17"):
