@@ -102,14 +102,20 @@ def test_sample__is_the_prompt_and_more_and_repeatable():
     assert model.training
 
 
-def test_sample__empty_and_long_prompts():
+def test_sample__empty_prompt_starts_after_a_newline_that_is_not_returned():
     model = nano()
     assert sample(model, "", length=0) == ""
-    assert sample(model, "", length=5) != ""
-    long = "".join(map(chr, range(40, 100)))
-    text = sample(model, long, length=6, temperature=0)
-    assert text.startswith(long)
-    assert text[len(long) :] == sample(model, long[-12:], length=6, temperature=0)[12:]
+    assert "\n" + sample(model, "", length=5) == sample(model, "\n", length=5)
+
+
+def test_sample__of_a_long_prompt_the_model_sees_the_last_bytes():
+    model = nano()
+    seen: list[list[int]] = []
+    model.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0][0].tolist()))
+    prompt = "".join(map(chr, range(40, 100)))
+    assert sample(model, prompt, length=2).startswith(prompt)
+    assert seen[0] == list(prompt[-12:].encode())
+    assert seen[1][:11] == list(prompt[-11:].encode())
 
 
 def test_sample__temperature_zero_is_the_likeliest_and_a_tiny_one_agrees():
