@@ -174,7 +174,7 @@ def test_train__slow_sleeps_in_proportion_and_threads_are_set(config, monkeypatc
         ({"batch": 0}, "batch=0"),
         ({"threads": -1}, "threads=-1"),
         ({"warmup": 1.5}, "warmup=1.5"),
-        ({"length": 17}, "length=17 must be at most the context=16 of model='tiny'"),
+        ({"length": 17}, "length=17 must be at most context=16 of model='tiny'"),
     ],
 )
 def test_config__is_checked_when_built(config, change, message):

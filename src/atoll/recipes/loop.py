@@ -89,7 +89,7 @@ class TrainConfig:
                 raise ConfigError(f"{field}={value} must be at least 1")
         length, context = self.preset().length, MODELS[self.model].context
         if length > context:
-            raise ConfigError(f"length={length} must be at most the context={context} of model={self.model!r}")
+            raise ConfigError(f"length={length} must be at most context={context} of model={self.model!r}")
         if not 0 <= self.warmup <= 1:
             raise ConfigError(f"warmup={self.warmup} must be from 0 to 1, a share of the run")
 
