@@ -34,7 +34,7 @@ class Preset:
 
 
 PRESETS = {
-    "tiny": Preset(batch=8, length=128, lr=6e-3),
+    "tiny": Preset(batch=8, length=128, lr=1e-3),
     "small": Preset(batch=4, length=256, lr=1e-3),
 }
 
