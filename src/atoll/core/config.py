@@ -1,4 +1,4 @@
-"""Settings of a run. The syncer holds them and hands them to every learner (protocol: settings come from the syncer)."""
+"""Settings of a run. The syncer holds them and hands them to every learner."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ class RunConfig:
             raise ConfigError(f"fragments={self.fragments} must be at least 1")
         if self.interval < 1 or self.interval % self.fragments:
             remedy = self.fragments * max(1, ceil(self.interval / self.fragments))
-            raise ConfigError(f"interval={self.interval} must be a multiple of fragments={self.fragments}; try {remedy}")
+            raise ConfigError(
+                f"interval={self.interval} must be a multiple of fragments={self.fragments}; try {remedy}"
+            )
         if self.overlap < 0:
             raise ConfigError(f"overlap={self.overlap} must be 0 or more steps")
         if not 1 <= self.learners <= LEARNERS_MAX:

@@ -287,6 +287,8 @@ class Heard:
 class StreamLost:
     """The agent lost the syncer; it keeps trying. The learner trains on (R9)."""
 
+    reason: str = ""
+
 
 @dataclass(frozen=True, slots=True)
 class UpdateArrived:
@@ -324,7 +326,8 @@ class Interrupted:
     reason: str
 
 
-LearnerEvent = Heard | StreamLost | UpdateArrived | UploadDone | Stepped | Interrupted
+LearnerEvent = Heard | StreamLost | UpdateArrived | UploadDone | Stepped | Interrupted | Wake
+"""Wake: while the training thread waits, the driver sends one at least every 250 ms."""
 
 # ---------------------------------------------------------------- learner: actions
 

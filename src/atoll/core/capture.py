@@ -1,0 +1,173 @@
+"""Push-ahead capture (protocol R4): which pieces a learner captures at a step boundary, and for which slots.
+
+At each boundary, in this order:
+
+1. a piece that missed its turn, for the next slot of that piece that its bytes can reach, longest unmerged first;
+2. the pieces of the coming slots that are expected to close before the next boundary (plus transfer and delay), in
+   slot order.
+
+Only what can still be merged is captured: the piece is settled, its anchor will be within `stale_max` when the slot is
+merged, its bytes are expected by closing + overlap. The uplink is kept short: at the next boundary it holds the
+transfer in progress and at most one more. (Counting queued transfers instead of those left at the next boundary would
+starve a slow learner on a fast link: one step of it may span many slots.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from atoll.core.config import RunConfig
+
+UPLINK_LEFT_MAX = 2
+ROUNDS_AHEAD = 2
+EARLY = 0.1
+"""Share of a step by which a closing may come earlier than predicted."""
+
+
+@dataclass(slots=True)
+class PieceView:
+    """What the planner must know of one piece."""
+
+    size_bytes: int
+    settled: bool
+    """Nothing of it is unsettled and there is local work (R6)."""
+    anchor_n: int
+    newest_n: int
+    """Newest version heard of, and the slot that made it."""
+    newest_slot: int
+    last_named_slot: int
+    """Slot of the last capture that was not missed; 0: none."""
+    last_merged_slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """What the planner knows of time. All in ns of the learner's clock."""
+
+    now_ns: int
+    step_ns: int
+    """Own step, moving average."""
+    closed: int
+    """T: newest slot heard to have closed, and when."""
+    closed_at_ns: int
+    slot_interval_ns: int
+    """0 while unknown."""
+    delay_ns: int
+    """Control delay to the syncer and back."""
+    own_steps: int
+    """Own steps since T was heard."""
+    last_slot: int
+    """No slot above this is named."""
+    joined_at: int
+    """T when this life became ready: earlier slots were never its turn."""
+
+
+class CapturePlanner:
+    """Chooses (piece, slot) pairs. Keeps nothing between boundaries."""
+
+    def __init__(self, config: RunConfig, horizon: Horizon, pieces: list[PieceView]) -> None:
+        self._config = config
+        self._at = horizon
+        self._pieces = pieces
+
+    def closing_ns(self, slot: int) -> float:
+        """When `slot` is expected to close."""
+        at = self._at
+        ahead = slot - at.closed
+        if at.slot_interval_ns:
+            return at.closed_at_ns - at.delay_ns / 2 + ahead * at.slot_interval_ns
+        return at.now_ns + (ahead * self._config.slot_steps - at.own_steps) * at.step_ns
+
+    def plan(self, backlog_bytes: list[int], rate_bytes_per_s: float | None) -> list[tuple[int, int]]:
+        """(piece, slot) to capture now, in order. `backlog_bytes`: transfers that are not yet done, in order."""
+        link = _Uplink(self._at, backlog_bytes, rate_bytes_per_s)
+        chosen: dict[int, int] = {}
+        for piece, slots in self._candidates():
+            view = self._pieces[piece]
+            if piece in chosen or not view.settled:
+                continue
+            for slot in slots:
+                if self._fresh_enough(view, piece, slot) and self._in_time(slot, link, view.size_bytes):
+                    if link.take(view.size_bytes):
+                        chosen[piece] = slot
+                    break
+        return list(chosen.items())
+
+    def _candidates(self) -> Iterator[tuple[int, list[int]]]:
+        """Pieces with the slots that they may name, most urgent first."""
+        for piece in self._overdue():
+            yield piece, self._slots_of(piece)
+        for slot in self._coming():
+            yield self._config.piece_of(slot), [slot]
+
+    def _overdue(self) -> list[int]:
+        """Pieces whose last turn passed without a capture that could be merged, longest unmerged first (hazard 17)."""
+        late = []
+        for piece, view in enumerate(self._pieces):
+            turn = self._config.next_slot_of(piece, self._at.closed) - self._config.fragments
+            if turn > self._at.joined_at and view.last_named_slot < turn:
+                late.append((view.last_merged_slot, turn, piece))
+        return [piece for _, _, piece in sorted(late)]
+
+    def _slots_of(self, piece: int) -> list[int]:
+        first = self._config.next_slot_of(piece, self._at.closed)
+        step = self._config.fragments
+        return [s for s in range(first, first + ROUNDS_AHEAD * step, step) if s <= self._at.last_slot]
+
+    def _coming(self) -> list[int]:
+        """Slots above T that are expected to close before the next boundary's news could be there."""
+        at = self._at
+        horizon_ns = at.now_ns + (1 + EARLY) * at.step_ns + at.delay_ns
+        slots = []
+        for slot in range(at.closed + 1, min(at.closed + self._config.fragments, at.last_slot) + 1):
+            due = at.own_steps >= (slot - at.closed) * self._config.slot_steps
+            if not due and self.closing_ns(slot) > horizon_ns:
+                break
+            slots.append(slot)
+        return slots
+
+    def _fresh_enough(self, view: PieceView, piece: int, slot: int) -> bool:
+        """The anchor will be at most `stale_max` versions old when `slot` is merged, if the slots before it merge.
+
+        A slot that closed more than a round ago and made no version that was heard of was empty.
+        """
+        settled_to = max(view.newest_slot, self._at.closed - self._config.fragments, 0)
+        first = self._config.next_slot_of(piece, settled_to)
+        between = max(0, (slot - first) // self._config.fragments)
+        return view.newest_n + between - view.anchor_n <= self._config.stale_max
+
+    def _in_time(self, slot: int, link: _Uplink, size_bytes: int) -> bool:
+        """Its bytes are expected by closing + overlap."""
+        interval_ns = self._at.slot_interval_ns or self._config.slot_steps * self._at.step_ns
+        overlap_ns = self._config.overlap * interval_ns / self._config.slot_steps
+        closing_ns = max(self.closing_ns(slot), self._at.now_ns + self._at.delay_ns)
+        return link.arrival_ns(size_bytes) <= closing_ns + overlap_ns
+
+
+class _Uplink:
+    """The queue of the uplink as this boundary leaves it."""
+
+    def __init__(self, at: Horizon, backlog_bytes: list[int], rate_bytes_per_s: float | None) -> None:
+        self._at = at
+        self._ns_per_byte = 1e9 / rate_bytes_per_s if rate_bytes_per_s else 0.0
+        self._free_ns = float(at.now_ns)
+        self._left = 0
+        for size_bytes in backlog_bytes:
+            self._add(size_bytes)
+
+    def _add(self, size_bytes: int) -> None:
+        self._free_ns += size_bytes * self._ns_per_byte
+        if self._free_ns > self._at.now_ns + self._at.step_ns:
+            self._left += 1
+
+    def arrival_ns(self, size_bytes: int) -> float:
+        return self._free_ns + size_bytes * self._ns_per_byte + self._at.delay_ns
+
+    def take(self, size_bytes: int) -> bool:
+        """Queue one more transfer if at the next boundary at most one waits behind the one in progress."""
+        ends_ns = self._free_ns + size_bytes * self._ns_per_byte
+        if ends_ns > self._at.now_ns + self._at.step_ns and self._left >= UPLINK_LEFT_MAX:
+            return False
+        self._add(size_bytes)
+        return True

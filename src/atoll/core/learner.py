@@ -1,0 +1,493 @@
+"""The learner: decisions at step boundaries (protocol R4, R6-R9, R14, R22).
+
+    joining --all first parameters adopted--> training --last slot closed--> finishing --all taken--> over
+
+Between boundaries events only update what is known; updates are taken and pieces captured when the driver says
+`Stepped`, or at once while the training thread waits anyway (R9). `waiting` names the cause of such a wait; the driver
+blocks on its queue while it is not None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.core.capture import CapturePlanner, Horizon, PieceView
+from atoll.core.config import RunConfig
+from atoll.core.events import (
+    Capture,
+    CaptureSeed,
+    End,
+    Free,
+    Heard,
+    Interrupted,
+    LearnerAction,
+    LearnerEvent,
+    Revert,
+    Stepped,
+    StreamLost,
+    Take,
+    Tell,
+    UpdateArrived,
+    UploadDone,
+    Wake,
+)
+from atoll.core.layout import Layout
+from atoll.core.ledger import LearnerBook
+from atoll.core.machine import Average, Table
+from atoll.core.messages import (
+    Announce,
+    Declare,
+    Fate,
+    FinalRound,
+    Finished,
+    Finishing,
+    Leave,
+    Pace,
+    Refuse,
+    Replaced,
+    Report,
+    SeedRequest,
+    Timings,
+    UpdateReady,
+    Version,
+    Welcome,
+)
+
+PAYLOAD_BYTES = {"bf16": 2, "fp32": 4}
+CONTROL_DELAY_NS = 2_000_000
+"""First guess of a control message's way there and back; replaced by what uploads show."""
+
+LEARNER = Table(
+    name="learner",
+    initial="joining",
+    final=frozenset({"over"}),
+    rows={
+        ("joining", "adopted"): "training",
+        ("training", "last slot closed"): "finishing",
+        ("finishing", "finished"): "over",
+        ("joining", "ended"): "over",
+        ("training", "ended"): "over",
+        ("finishing", "ended"): "over",
+    },
+)
+
+
+@dataclass(slots=True)
+class _Unsettled:
+    """A contribution between capture and its fate, or the taking of an update that contains it (R6)."""
+
+    seq: int
+    slot: int
+    captured_step: int
+    uploaded: bool = False
+    passed: bool = False
+    """An update of its slot or a later one was taken that does not contain it: lock modes wait no more for it."""
+
+
+class Learner:
+    """State machine of one life. Settings and generation come from the syncer's Welcome."""
+
+    def __init__(self, config: RunConfig, layout: Layout, name: str, generation: int) -> None:
+        pieces = len(layout.pieces)
+        self._config = config
+        self._name = name
+        self._generation = generation
+        self._sizes_bytes = [size * PAYLOAD_BYTES[config.payload] for size in layout.piece_sizes]
+        self._actions: list[LearnerAction] = []
+        self._now_ns = 0
+        self.state = LEARNER.initial
+        self.book = LearnerBook.empty(pieces)
+        self.anchors: list[Version | None] = [None] * pieces
+        self.unsettled: dict[int, _Unsettled] = {}
+        self._arrived: dict[int, UpdateArrived] = {}
+        self._fates: list[Fate] = []
+        self._newest: list[UpdateReady | None] = [None] * pieces
+        self._last_named = [0] * pieces
+        self._last_merged = [0] * pieces
+        self._seq = 0
+        self._connected = True
+        self._lost_at_ns = 0
+        self._closed = 0
+        self._closed_at_ns = 0
+        self._interval_ns = 0
+        self._steps_at_closed = 0
+        self._joined_at = 0
+        self._reported_steps = 0
+        self._last_locked_slot = 0
+        self._last_capture_step = 0
+        self._boundary_ns: int | None = None
+        self._step_ns = Average(config.average_rate)
+        self._rate = Average(config.average_rate)
+        self._delay_ns = CONTROL_DELAY_NS
+        self._finish_slot: int | None = None
+        self._in_finish = False
+        self._final_versions: tuple[Version, ...] | None = None
+        self._declared = False
+        self._finished_versions: tuple[Version, ...] | None = None
+        self.ended: End | None = None
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Heard: lambda event: self._messages[type(event.message)](event.message),
+            StreamLost: self._on_stream_lost,
+            UpdateArrived: self._on_update_arrived,
+            UploadDone: self._on_upload_done,
+            Stepped: self._on_stepped,
+            Interrupted: self._on_interrupted,
+            Wake: lambda event: None,
+        }
+        self._messages: dict[type, Callable[[Any], None]] = {
+            Welcome: self._on_welcome,
+            Refuse: lambda m: self._end(False, m.message),
+            Replaced: lambda m: self._end(False, m.reason),
+            SeedRequest: lambda m: self._actions.append(CaptureSeed()),
+            Pace: self._on_pace,
+            Fate: self._on_fate,
+            UpdateReady: self._on_update_ready,
+            Finishing: self._on_finishing,
+            FinalRound: self._on_final_round,
+            Finished: self._on_finished,
+        }
+
+    # ------------------------------------------------------------ what the driver may ask
+
+    @property
+    def waiting(self) -> str | None:
+        """Why the training thread must wait now (R9): parameters | lock | finish; None: it may train."""
+        if self.state == "joining":
+            return "parameters"
+        if self.state == "finishing" and self._in_finish:
+            return "finish"
+        if self.state == "training" and self._lock_due():
+            return "lock"
+        return None
+
+    @property
+    def over(self) -> bool:
+        """True after End."""
+        return self.state == "over"
+
+    @property
+    def progress(self) -> float:
+        """Global progress of the run, 0 to 1, for schedules (R22)."""
+        steps = self._config.slot_steps
+        done = self._closed * steps + min(self.book.steps - self._steps_at_closed, steps)
+        return min(1.0, done / self._config.whole_steps)
+
+    def handle(self, event: LearnerEvent, *, now_ns: int) -> list[LearnerAction]:
+        """Take one event at monotonic time `now_ns`; return what to do, in order."""
+        assert now_ns >= self._now_ns, "the driver's clock is monotonic"
+        self._now_ns = now_ns
+        if self.state != "over":
+            self._handlers[type(event)](event)
+            if self.state != "over" and self.waiting is not None:
+                self._while_waiting()
+        actions, self._actions = self._actions, []
+        return actions
+
+    # ------------------------------------------------------------ what is heard
+
+    def _on_welcome(self, message: Welcome) -> None:
+        assert message.generation == self._generation
+        self._connected = True
+        if self.state == "joining":
+            self._joined_at = message.slot
+        self._hear_pace(message.slot, message.slot_interval_ns)
+
+    def _on_pace(self, message: Pace) -> None:
+        self._hear_pace(message.slot, message.slot_interval_ns)
+
+    def _hear_pace(self, slot: int, interval_ns: int) -> None:
+        self._interval_ns = interval_ns
+        if slot > self._closed or self._closed_at_ns == 0:
+            self._closed = slot
+            self._closed_at_ns = self._now_ns
+            self._steps_at_closed = self.book.steps
+
+    def _on_update_ready(self, message: UpdateReady) -> None:
+        newest = self._newest[message.piece]
+        if newest is None or message.version > newest.version:
+            self._newest[message.piece] = message
+
+    def _on_stream_lost(self, event: StreamLost) -> None:
+        if self._connected:
+            self._lost_at_ns = self._now_ns
+        self._connected = False
+
+    def _on_upload_done(self, event: UploadDone) -> None:
+        self._rate.add(event.size_bytes / max(event.duration_ns, 1) * 1e9)
+        unsettled = self.unsettled.get(event.piece)
+        if unsettled is not None and unsettled.seq == event.seq:
+            unsettled.uploaded = True
+
+    def _on_fate(self, message: Fate) -> None:
+        """Kept for the boundary: the step in progress is not in the book yet, but a revert would drop its work."""
+        self._fates.append(message)
+
+    def _apply_fates(self) -> None:
+        fates, self._fates = self._fates, []
+        for message in fates:
+            self._apply_fate(message)
+
+    def _apply_fate(self, message: Fate) -> None:
+        """missed: the work is local again; refused: theta goes back to the anchor (R7)."""
+        unsettled = self.unsettled.get(message.piece)
+        if unsettled is None or unsettled.seq != message.seq:
+            return
+        del self.unsettled[message.piece]
+        self._last_named[message.piece] = 0
+        book = self.book.pieces[message.piece]
+        if message.fate == "missed":
+            book.missed()
+        elif book.refused():
+            self._actions.append(Revert(message.piece))
+
+    def _on_update_arrived(self, event: UpdateArrived) -> None:
+        """Only the newest staged update of a piece is kept."""
+        older = self._arrived.get(event.piece)
+        if older is not None and older.version >= event.version:
+            self._actions.append(Free(event.place))
+            return
+        if older is not None:
+            self._actions.append(Free(older.place))
+        self._arrived[event.piece] = event
+
+    def _on_finishing(self, message: Finishing) -> None:
+        self._finish_slot = message.slot
+
+    def _on_final_round(self, message: FinalRound) -> None:
+        self._final_versions = message.versions
+
+    def _on_finished(self, message: Finished) -> None:
+        self._finished_versions = message.versions
+
+    def _on_interrupted(self, event: Interrupted) -> None:
+        self._leave(event.reason)
+        self._end(True, event.reason)
+
+    # ------------------------------------------------------------ the boundary
+
+    def _on_stepped(self, event: Stepped) -> None:
+        assert self.state == "training", "step() comes after the first parameters and before the end"
+        assert self.waiting is None, "the driver waits before the next step"
+        self.book.step(event.tokens, event.loss)
+        if self._boundary_ns is not None:
+            self._step_ns.add(self._now_ns - self._boundary_ns)
+        self._boundary_ns = self._now_ns
+        self._apply_fates()
+        self._take_arrived()
+        if self._finish_slot is not None:
+            self.state = LEARNER.move(self.state, "last slot closed")
+            self._in_finish = True
+            return
+        if self._config.locked:
+            self._capture_locked()
+        else:
+            self._capture_ahead()
+        self._report_if_due()
+        self._check_alone()
+
+    def _report_if_due(self) -> None:
+        if self.book.steps - self._reported_steps >= self._config.slot_steps:
+            self._report()
+
+    def _report(self) -> None:
+        self._reported_steps = self.book.steps
+        self._actions.append(Tell(Report(self.book.counters())))
+
+    def _check_alone(self) -> None:
+        """Without a syncer a learner trains on to the end of the run, and then says so."""
+        own = self.book.steps - self._steps_at_closed
+        if not self._connected and self._closed * self._config.slot_steps + own >= self._config.whole_steps:
+            self._end(False, f"the syncer is gone; this learner trained {own} steps alone, and they are not merged")
+
+    # ------------------------------------------------------------ taking updates (R7)
+
+    def _take_arrived(self) -> None:
+        """Take every staged update that may be taken now; drop those that are not newer."""
+        for piece in list(self._arrived):
+            if not self._held_back(piece):
+                self._take(self._arrived.pop(piece))
+
+    def _held_back(self, piece: int) -> bool:
+        """Lock modes take an update exactly `overlap` steps after their capture."""
+        unsettled = self.unsettled.get(piece)
+        if not self._config.locked or unsettled is None or self.state != "training":
+            return False
+        return self.book.steps < unsettled.captured_step + self._config.overlap
+
+    def _take(self, update: UpdateArrived) -> None:
+        piece = update.piece
+        anchor = self.anchors[piece]
+        if anchor is not None and update.version <= anchor:
+            self._actions.append(Free(update.place))
+            return
+        if anchor is None or self.state == "joining":
+            self._actions.append(Take(piece, update.version, update.place, "adopt", False))
+            self.anchors[piece] = update.version
+            return
+        unsettled = self.unsettled.get(piece)
+        contains = (
+            unsettled is not None
+            and update.merged.generation == self._generation
+            and update.merged.seq >= unsettled.seq
+        )
+        overwrite = self._config.take == "overwrite"
+        self.book.pieces[piece].take(contains_in_flight=contains, overwrite=overwrite)
+        self._actions.append(Take(piece, update.version, update.place, self._config.take, contains))
+        self.anchors[piece] = update.version
+        if contains:
+            del self.unsettled[piece]
+            self._last_merged[piece] = update.slot
+        elif unsettled is not None and update.slot >= unsettled.slot:
+            unsettled.passed = True
+
+    # ------------------------------------------------------------ capture (R4)
+
+    def _capture(self, piece: int, slot: int) -> None:
+        anchor = self.anchors[piece]
+        assert anchor is not None
+        assert piece not in self.unsettled
+        self._seq += 1
+        c_steps, c_tokens = self.book.pieces[piece].capture()
+        self.unsettled[piece] = _Unsettled(self._seq, slot, self.book.steps)
+        self._last_named[piece] = slot
+        self._actions.append(
+            Capture(
+                Announce(
+                    self._seq,
+                    piece,
+                    slot,
+                    anchor,
+                    self.book.steps,
+                    c_steps,
+                    c_tokens,
+                    self.book.counters(),
+                    self._sizes_bytes[piece],
+                )
+            )
+        )
+
+    def _capture_ahead(self) -> None:
+        if not self._connected:
+            return
+        for piece, slot in self._planner().plan(self._backlog_bytes(), self._rate.value):
+            self._capture(piece, slot)
+
+    def _planner(self) -> CapturePlanner:
+        horizon = Horizon(
+            self._now_ns,
+            int(self._step_ns.get()),
+            self._closed,
+            self._closed_at_ns,
+            self._interval_ns,
+            self._delay_ns,
+            self.book.steps - self._steps_at_closed,
+            self._config.slots,
+            self._joined_at,
+        )
+        return CapturePlanner(self._config, horizon, [self._view(p) for p in range(len(self.anchors))])
+
+    def _view(self, piece: int) -> PieceView:
+        anchor, newest = self.anchors[piece], self._newest[piece]
+        assert anchor is not None
+        heard_n = newest.version.n if newest is not None else anchor.n
+        return PieceView(
+            self._sizes_bytes[piece],
+            piece not in self.unsettled and self.book.pieces[piece].local_steps > 0,
+            anchor.n,
+            max(heard_n, anchor.n),
+            newest.slot if newest is not None else 0,
+            self._last_named[piece],
+            self._last_merged[piece],
+        )
+
+    def _backlog_bytes(self) -> list[int]:
+        waiting = sorted((u.seq, piece) for piece, u in self.unsettled.items() if not u.uploaded)
+        return [self._sizes_bytes[piece] for _, piece in waiting]
+
+    def _capture_locked(self) -> None:
+        """Every s steps the piece of the next slot, whoever is slower waits for nobody but is waited for."""
+        if self.book.steps - self._last_capture_step < self._config.slot_steps:
+            return
+        slot = max(self._closed, self._last_locked_slot) + 1
+        piece = self._config.piece_of(slot)
+        if slot > self._config.slots or piece in self.unsettled or not self.book.pieces[piece].local_steps:
+            return
+        self._last_capture_step = self.book.steps
+        self._last_locked_slot = slot
+        self._capture(piece, slot)
+
+    def _lock_due(self) -> bool:
+        """A contribution is `overlap` steps old and its update has not been taken (R9)."""
+        if not self._config.locked or not self._connected:
+            return False
+        overlap = self._config.overlap
+        return any(not u.passed and self.book.steps >= u.captured_step + overlap for u in self.unsettled.values())
+
+    # ------------------------------------------------------------ waits (R9, R22)
+
+    def _while_waiting(self) -> None:
+        """The training thread stands at a boundary: take what is there and see whether the wait is over."""
+        self._apply_fates()
+        self._take_arrived()
+        if self.state == "joining":
+            self._adopt()
+        elif self.state == "finishing":
+            self._finish()
+        elif self._finish_slot is not None:
+            self.state = LEARNER.move(self.state, "last slot closed")
+            self._in_finish = True
+            self._finish()
+        if self.state != "over":
+            self._boundary_ns = self._now_ns
+
+    def _adopt(self) -> None:
+        if any(anchor is None for anchor in self.anchors):
+            return
+        self.state = LEARNER.move(self.state, "adopted")
+        self._joined_at = self._closed
+        self._steps_at_closed = self.book.steps
+        self._report()
+
+    def _finish(self) -> None:
+        if not self._connected and self._now_ns > self._lost_at_ns + 3 * self._config.lease_interval_ns:
+            self._end(False, "the syncer went away in the finish; the last steps of this learner are not merged")
+            return
+        if self._finished_versions is not None:
+            self._finish_end(self._finished_versions)
+        elif self._final_versions is not None and not self._declared:
+            self._final_captures(self._final_versions)
+
+    def _reached(self, versions: tuple[Version, ...]) -> bool:
+        return all(a is not None and a >= v for a, v in zip(self.anchors, versions, strict=True))
+
+    def _final_captures(self, versions: tuple[Version, ...]) -> None:
+        """All updates are taken and everything is settled: each piece with work left goes once (R22)."""
+        if not self._reached(versions) or self.unsettled:
+            return
+        assert self._finish_slot is not None
+        first = self._finish_slot + 1
+        for slot in range(first, first + self._config.fragments):
+            piece = self._config.piece_of(slot)
+            if self.book.pieces[piece].local_steps:
+                self._capture(piece, slot)
+        self._declared = True
+        self._actions.append(Tell(Declare()))
+
+    def _finish_end(self, versions: tuple[Version, ...]) -> None:
+        if not self._reached(versions):
+            return
+        self._leave("finished")
+        self._end(True, "finished", cause="finished")
+
+    def _leave(self, reason: str) -> None:
+        for book in self.book.pieces:
+            book.end()
+        self.book.check()
+        self._actions.append(Tell(Leave(reason, self.book.counters(), Timings())))
+
+    def _end(self, ok: bool, reason: str, *, cause: str = "ended") -> None:
+        self.state = LEARNER.move(self.state, cause)
+        self.ended = End(ok, reason)
+        self._actions.append(self.ended)

@@ -1,0 +1,464 @@
+"""The syncer: frozen events in, frozen actions out. It waits for nobody, and never does wrong quietly.
+
+Composed of small machines: members (members.py), contributions (contributions.py), slots (slots.py) and the run as a
+whole (finish.py). This file is the entrance: who may join, what each message means, and the loop that lets every
+machine move until nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from atoll.core.config import LEARNERS_MAX, RunConfig
+from atoll.core.context import Context
+from atoll.core.contributions import Contribution, weight_is_valid
+from atoll.core.events import (
+    Accept,
+    BulkProgress,
+    CloseStream,
+    CommitDone,
+    CommitFailed,
+    CommitSeed,
+    ContributionArrived,
+    DropSeed,
+    MergeDone,
+    Publish,
+    Received,
+    SeedArrived,
+    SeedCommitted,
+    SetTimer,
+    Started,
+    StopRequested,
+    StreamClosed,
+    StreamOpened,
+    SyncerAction,
+    SyncerEvent,
+    Wake,
+)
+from atoll.core.finish import Finish
+from atoll.core.layout import Layout, first_difference
+from atoll.core.members import Member, Roster
+from atoll.core.messages import (
+    PROTOCOL_VERSION,
+    Announce,
+    Counters,
+    Declare,
+    Fate,
+    Heartbeat,
+    Hello,
+    Leave,
+    Life,
+    Refuse,
+    Replaced,
+    Report,
+    SeedRequest,
+    Welcome,
+)
+from atoll.core.records import FateLine, GrantLine, ReportLine, SeedLine
+from atoll.core.slots import SlotEngine
+
+PAYLOAD_BYTES = {"bf16": 2, "fp32": 4}
+
+
+class Syncer:
+    """The state machine of a syncer with one shard. `handle` is its only entrance."""
+
+    def __init__(self, config: RunConfig, layout: Layout) -> None:
+        assert len(layout.pieces) == config.fragments
+        self._ctx = Context(config, layout)
+        self._config = config
+        self._layout = layout
+        self.roster = Roster(self._ctx)
+        self.slots = SlotEngine(self._ctx, self.roster)
+        self.finish = Finish(self._ctx, self.roster, self.slots)
+        self.seeded = False
+        self._seed_from_file = False
+        self._seeder: Life | None = None
+        self._seed_pieces: set[int] = set()
+        self._committing_seed = False
+        self._timer_ns: int | None = None
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Started: self._on_started,
+            StreamOpened: self._on_stream_opened,
+            StreamClosed: self._on_stream_closed,
+            Received: self._on_received,
+            BulkProgress: self._on_bulk_progress,
+            ContributionArrived: self._on_contribution_arrived,
+            SeedArrived: self._on_seed_arrived,
+            SeedCommitted: self._on_seed_committed,
+            MergeDone: self.slots.merge_done,
+            CommitDone: self.slots.commit_done,
+            CommitFailed: self.slots.commit_failed,
+            Wake: lambda event: None,
+            StopRequested: lambda event: self.finish.stop(),
+        }
+        self._messages: dict[type, Callable[[Member, Any], None]] = {
+            Report: self._on_report,
+            Heartbeat: self._on_heartbeat,
+            Announce: self._on_announce,
+            Declare: self._on_declare,
+            Leave: self._on_leave,
+        }
+
+    def handle(self, event: SyncerEvent, *, now_ns: int) -> list[SyncerAction]:
+        """Take one event at monotonic time `now_ns`; return what to do, in order."""
+        self._ctx.begin(now_ns)
+        if self.finish.phase != "over":
+            self._handlers[type(event)](event)
+            self._advance()
+        return self._ctx.take()
+
+    # ------------------------------------------------------------ the loop
+
+    def _advance(self) -> None:
+        self.roster.expire()
+        self._reseed()
+        while self._advance_once():
+            pass
+        self._set_timer()
+
+    def _advance_once(self) -> bool:
+        changed = self.finish.try_start()
+        if self.finish.phase == "running":
+            changed |= self.slots.try_close()
+            changed |= self.slots.try_quorum()
+        for slot in sorted(self.slots.live.values(), key=lambda s: s.number):
+            changed |= self.slots.try_collect(slot)
+            changed |= self.slots.try_merge(slot)
+        changed |= self.finish.advance()
+        return changed
+
+    def _set_timer(self) -> None:
+        deadlines = [
+            self.roster.next_deadline_ns(),
+            self.slots.next_deadline_ns(),
+            self.finish.next_deadline_ns(),
+        ]
+        wanted = min((d for d in deadlines if d is not None), default=None)
+        if wanted is not None and wanted != self._timer_ns:
+            self._ctx.act(SetTimer(wanted))
+        self._timer_ns = wanted
+
+    # ------------------------------------------------------------ start and version 0 (R22)
+
+    def _on_started(self, event: Started) -> None:
+        self.roster.epoch = event.epoch
+        self._seed_from_file = event.has_init
+
+    def _reseed(self) -> None:
+        """Name a learner that hands in version 0; another if it goes before version 0 is whole."""
+        if self.seeded or self._seed_from_file or self._committing_seed:
+            return
+        current = self.roster.by_life(self._seeder) if self._seeder is not None else None
+        if current is not None and current.present:
+            return
+        if self._seeder is not None:
+            self._seeder = None
+            self._seed_pieces.clear()
+            self._ctx.act(DropSeed())
+        for member in self.roster.present():
+            self._seeder = member.life
+            self._ctx.send(member.stream, SeedRequest())
+            return
+
+    def _on_seed_arrived(self, event: SeedArrived) -> None:
+        if self.seeded or self._committing_seed or event.life != self._seeder:
+            return
+        if not (event.hash_ok and event.finite):
+            member = self.roster.by_life(event.life) if event.life is not None else None
+            if member is not None:
+                self._expel(member, "its first parameters are not finite or arrived damaged")
+            return
+        self._seed_pieces.add(event.piece)
+        if len(self._seed_pieces) == self._config.fragments:
+            self._committing_seed = True
+            self._ctx.act(CommitSeed())
+
+    def _on_seed_committed(self, event: SeedCommitted) -> None:
+        self.seeded = True
+        self._committing_seed = False
+        for index, piece in enumerate(self.slots.pieces):
+            piece.update_hash, piece.update_bytes = event.update_hashes[index], event.update_bytes[index]
+            self._ctx.act(Publish(index, piece.version))
+        source = self._seeder.name if self._seeder is not None else "file"
+        self._ctx.write(SeedLine(self._ctx.now_ns, source, event.update_hashes))
+        for member in self.roster.present():
+            self._tell_all_updates(member)
+
+    def _tell_all_updates(self, member: Member) -> None:
+        for index in range(self._config.fragments):
+            self.slots.tell_update(member, index)
+
+    # ------------------------------------------------------------ joining (R13, R14)
+
+    def _on_stream_opened(self, event: StreamOpened) -> None:
+        refusal = self._refusal(event.hello)
+        if refusal is not None:
+            self._ctx.send(event.stream, refusal)
+            self._ctx.act(CloseStream(event.stream))
+            return
+        if event.hello.generation:
+            self._resume(event)
+        else:
+            self._admit(event)
+
+    def _refusal(self, hello: Hello) -> Refuse | None:
+        """Why this Hello cannot be answered with Welcome; None if it can."""
+        if hello.protocol != PROTOCOL_VERSION:
+            return Refuse(
+                "protocol",
+                f"the learner speaks protocol {hello.protocol}, the syncer {PROTOCOL_VERSION}; "
+                "install the same version of Atoll on both",
+            )
+        if hello.run_id and hello.run_id != self._config.run_id:
+            return Refuse(
+                "run", f"the learner asks for run {hello.run_id!r}, the syncer serves {self._config.run_id!r}"
+            )
+        if hello.fingerprint != self._layout.fingerprint:
+            difference = first_difference(self._layout.tensors(), hello.tensors)
+            return Refuse("layout", difference or "the models' fingerprints differ; install the same version")
+        member = self.roster.by_name(hello.name)
+        if hello.generation:
+            if member is None or member.life.generation != hello.generation:
+                return Refuse("replaced", f"this life of learner {hello.name!r} has ended or was replaced")
+            return None
+        if not self.finish.joinable:
+            return Refuse("finished", "the run is over")
+        if member is not None and member.present:
+            return Refuse("name", f"the name {hello.name!r} is in use by a live learner; choose another --name")
+        if member is None and sum(1 for _ in self.roster) >= LEARNERS_MAX:
+            return Refuse("settings", f"the syncer has {LEARNERS_MAX} learners already")
+        return None
+
+    def _admit(self, event: StreamOpened) -> None:
+        """A new life; an old one under this name that is closed or past its lease is replaced."""
+        name = event.hello.name
+        old = self.roster.by_name(name)
+        if old is not None:
+            self._end_life(old, "replaced", f"another learner joined as {name!r}")
+        member = self.roster.grant(name, event.stream, self.slots.reached * self._config.slot_steps)
+        self._ctx.write(GrantLine(self._ctx.now_ns, name, member.life.generation), sync=True)
+        self._welcome(member, resumed=False)
+
+    def _resume(self, event: StreamOpened) -> None:
+        member = self.roster.by_name(event.hello.name)
+        assert member is not None
+        if member.stream is not None:
+            self._ctx.act(CloseStream(member.stream))
+        self.roster.attach(member, event.stream)
+        self._welcome(member, resumed=True)
+        self.finish.tell_phase(member)
+
+    def _welcome(self, member: Member, *, resumed: bool) -> None:
+        pieces = range(self._config.fragments)
+        self._ctx.send(
+            member.stream,
+            Welcome(
+                member.life.generation,
+                self.roster.epoch,
+                resumed,
+                tuple(self._config.to_dict().items()),
+                self.slots.closed,
+                self.slots.interval_ns,
+                self.finish.phase,
+                tuple(self.slots.newest_merged(member.life, index) for index in pieces),
+            ),
+        )
+        if self.seeded:
+            self._tell_all_updates(member)
+        elif self._seeder == member.life:
+            self._ctx.send(member.stream, SeedRequest())
+
+    def _end_life(self, member: Member, reason: str, told: str) -> None:
+        """Settle what is incomplete; complete contributions outlive their learner (R6, R14)."""
+        stream = member.stream
+        for contribution in list(member.open.values()):
+            if not contribution.complete:
+                self.slots.settle(contribution, "missed", f"its learner is gone: {reason}")
+        if stream is not None:
+            self._ctx.send(stream, Replaced(told))
+            self._ctx.act(CloseStream(stream))
+        self.roster.end(member, reason)
+
+    def _expel(self, member: Member, reason: str) -> None:
+        """The peer breaks the protocol: its life ends, the others go on."""
+        self._ctx.notice(f"learner {member.life.name} was put out: {reason}")
+        self._end_life(member, f"expelled: {reason}", f"the syncer ended this learner: {reason}")
+
+    def _on_stream_closed(self, event: StreamClosed) -> None:
+        self.roster.detach(event.stream)
+
+    # ------------------------------------------------------------ messages
+
+    def _on_received(self, event: Received) -> None:
+        member = self.roster.by_stream(event.stream)
+        if member is None:
+            return
+        handler = self._messages.get(type(event.message))
+        if handler is None:
+            self._expel(member, f"unexpected message {type(event.message).__name__}")
+            return
+        self.roster.sign(member)
+        handler(member, event.message)
+
+    def _on_bulk_progress(self, event: BulkProgress) -> None:
+        member = self.roster.by_life(event.life)
+        if member is None:
+            return
+        for contribution in member.open.values():
+            if not contribution.complete:
+                contribution.progress_at_ns = self._ctx.now_ns
+        if member.present:
+            self.roster.sign(member)
+
+    def _hear(self, member: Member, counters: Counters) -> bool:
+        """Book newer counters; a peer whose counters run backwards is put out."""
+        if member.account.hear(counters):
+            return True
+        self._expel(member, "its cumulative counters ran backwards")
+        return False
+
+    def _on_report(self, member: Member, message: Report) -> None:
+        if not self._hear(member, message.counters):
+            return
+        member.timings = message.timings
+        self.roster.advance(member, message.counters.steps, waiting=False)
+        new_steps = self.roster.reported(member, message.counters.steps)
+        self.slots.tick(member, new_steps)
+        self._write_report(member)
+
+    def _write_report(self, member: Member) -> None:
+        heard = member.account.heard
+        self._ctx.write(
+            ReportLine(
+                self._ctx.now_ns,
+                member.life.name,
+                member.life.generation,
+                heard.steps,
+                heard.tokens,
+                heard.loss_sum,
+                member.clock,
+            )
+        )
+
+    def _on_heartbeat(self, member: Member, message: Heartbeat) -> None:
+        self.roster.advance(member, message.steps, message.waiting)
+
+    def _on_declare(self, member: Member, message: Declare) -> None:
+        member.declared = True
+
+    def _on_leave(self, member: Member, message: Leave) -> None:
+        if not self._hear(member, message.counters):
+            return
+        member.timings = message.timings
+        self._write_report(member)
+        for contribution in list(member.open.values()):
+            if not contribution.complete:
+                self.slots.settle(contribution, "missed", f"its learner left: {message.reason}")
+        stream = member.stream
+        self.roster.end(member, message.reason)
+        if stream is not None:
+            self._ctx.act(CloseStream(stream))
+
+    # ------------------------------------------------------------ contributions (R6)
+
+    def _on_announce(self, member: Member, message: Announce) -> None:
+        known = member.newest_seq.get(message.piece, 0)
+        if message.seq <= known:
+            self._repeat(member, message)
+            return
+        fault = self._announce_fault(member, message)
+        if fault is not None:
+            self._expel(member, fault)
+            return
+        if not self._hear(member, message.counters):
+            return
+        self.roster.advance(member, message.own_step, waiting=False)
+        member.newest_seq[message.piece] = message.seq
+        refusal = self._announce_refusal(member, message)
+        if refusal is not None:
+            self._reject(member, message, *refusal)
+            return
+        now_ns = self._ctx.now_ns
+        member.open[message.piece] = Contribution(member.life, message, now_ns, now_ns)
+        self._ctx.act(Accept(member.life, message))
+
+    def _announce_fault(self, member: Member, message: Announce) -> str | None:
+        """What only a broken peer can send; None if it is well formed."""
+        if not 0 <= message.piece < self._config.fragments:
+            return f"piece {message.piece} does not exist"
+        expected = self._layout.pieces[message.piece].size * PAYLOAD_BYTES[self._config.payload]
+        if message.size_bytes != expected:
+            return f"piece {message.piece} has {message.size_bytes} bytes instead of {expected}"
+        if message.slot < 1 or self._config.piece_of(message.slot) != message.piece:
+            return f"slot {message.slot} does not serve piece {message.piece}"
+        if message.anchor > self.slots.pieces[message.piece].version or not member.adopted:
+            return f"it holds version {tuple(message.anchor)} of piece {message.piece}, which was never published"
+        if message.piece in member.open:
+            return f"it announced piece {message.piece} twice at once"
+        return None
+
+    def _announce_refusal(self, member: Member, message: Announce) -> tuple[str, str] | None:
+        """(fate, reason) for a well-formed contribution that comes too late or weighs nothing."""
+        if not weight_is_valid(message):
+            return "refused", f"weight of {message.c_tokens} tokens in {message.c_steps} steps is not valid"
+        slots = self.slots
+        if message.slot > slots.last:
+            slot = slots.live.get(message.slot)
+            if slot is None or slot.state != "final":
+                return "missed", "the run is ending"
+            return None
+        if message.slot <= slots.closed:
+            return "missed", f"slot {message.slot} had closed"
+        if self.finish.phase not in ("waiting", "running"):
+            return "missed", "the run is ending"
+        if not member.ready:
+            return "missed", f"its learner is {member.state}, not ready"
+        return None
+
+    def _reject(self, member: Member, message: Announce, fate: str, reason: str) -> None:
+        life = member.life
+        self._ctx.write(
+            FateLine(
+                self._ctx.now_ns,
+                message.slot,
+                message.piece,
+                life.name,
+                life.generation,
+                message.seq,
+                message.c_tokens,
+                fate,
+                reason,
+            )
+        )
+        told = Fate(message.piece, message.seq, message.slot, fate, reason)
+        member.last_fate[message.piece] = told
+        self._ctx.send(member.stream, told)
+
+    def _repeat(self, member: Member, message: Announce) -> None:
+        """The same announcement again, after a reconnect: expect its bytes, or tell its fate once more."""
+        current = member.open.get(message.piece)
+        if current is not None and current.announce.seq == message.seq:
+            if not current.complete:
+                self._ctx.act(Accept(member.life, current.announce))
+            return
+        fate = member.last_fate.get(message.piece)
+        if fate is not None and fate.seq == message.seq:
+            self._ctx.send(member.stream, fate)
+
+    def _on_contribution_arrived(self, event: ContributionArrived) -> None:
+        member = self.roster.by_life(event.life)
+        contribution = member.open.get(event.piece) if member is not None else None
+        if member is None or contribution is None or contribution.announce.seq != event.seq:
+            return
+        if contribution.state != "announced":
+            return
+        if not event.hash_ok:
+            self.slots.settle(contribution, "refused", "its bytes do not match their hash")
+        elif not event.finite:
+            self.slots.settle(contribution, "refused", "it is not finite")
+        else:
+            contribution.hash, contribution.norm = event.hash, event.norm
+            contribution.move("arrived")
+            member.transfer_ns.add(self._ctx.now_ns - contribution.announced_at_ns)

@@ -1,0 +1,334 @@
+"""The real core.Agent and core.Learner on the virtual clock, with a link and a stand-in for training.
+
+The stand-in keeps r = theta - A of every piece as a number of tokens: a step adds its tokens, a capture must find
+exactly the tokens that the ledger says, a rebase subtracts what was sent. So weights that do not fit the delta (hazard
+5) or work that is merged twice (hazard 45) show at once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from atoll.core import events as ev
+from atoll.core.agent import Agent
+from atoll.core.learner import Learner
+from atoll.core.messages import PROTOCOL_VERSION, Hello, Life, Merged, Report, Timings, Welcome
+
+if TYPE_CHECKING:
+    from atoll.sim.world import World
+
+MS = 1_000_000
+PLACES = 4
+CHUNKS = 8
+
+
+@dataclass(slots=True, kw_only=True)
+class LearnerSpec:
+    """How a learner of the world is made. Rates 0: no limit."""
+
+    name: str
+    step_ns: int = 100 * MS
+    jitter: float = 0.02
+    """Share of a step, uniform to both sides."""
+    tokens: int = 1000
+    latency_ns: int = 1 * MS
+    up_bytes_per_s: float = 0.0
+    down_bytes_per_s: float = 0.0
+
+
+class SimAgent:
+    """Driver of the agent in virtual time: streams, one upload and one download at a time."""
+
+    def __init__(self, world: World, spec: LearnerSpec) -> None:
+        self._world = world
+        self.spec = spec
+        self.core = Agent(name_wait_ns=60_000 * MS)
+        self.alive = True
+        self.life: Life | None = None
+        self.learner: SimLearner | None = None
+        self.stream: int | None = None
+        self.cut = False
+        """The control connection is down and cannot be opened."""
+        self.bulk_cut = False
+        self.uploads_max = 0
+        self._beating = False
+
+    def start(self) -> None:
+        for action in self.core.start(now_ns=self._world.clock.now_ns):
+            self._carry_out(action)
+        self._world.clock.call_after(self._world.config.heartbeat_interval_ns, self._beat)
+
+    def feed(self, event: ev.AgentEvent) -> None:
+        if not self.alive:
+            return
+        for action in self.core.handle(event, now_ns=self._world.clock.now_ns):
+            self._carry_out(action)
+
+    def _beat(self) -> None:
+        if not self.alive:
+            return
+        learner = self.learner
+        steps = learner.core.book.steps if learner is not None else 0
+        waiting = learner is not None and learner.blocked
+        self.feed(ev.Beat(steps, waiting, 0))
+        self._world.clock.call_after(self._world.config.heartbeat_interval_ns, self._beat)
+
+    def die(self) -> None:
+        """kill -9: the syncer sees the stream close a latency later."""
+        self.alive = False
+        if self.stream is not None:
+            self._close_at_syncer(self.stream)
+
+    def _close_at_syncer(self, stream: int) -> None:
+        self._world.clock.call_after(self.spec.latency_ns, lambda: self._world.syncer.stream_closed(stream))
+
+    def cut_control(self, *, cut: bool) -> None:
+        """Break the control connection, or let it come back."""
+        self.cut = cut
+        if cut and self.stream is not None:
+            self._close_at_syncer(self.stream)
+            self.stream = None
+            self.feed(ev.ConnectionLost("cut"))
+
+    # ------------------------------------------------------------ actions
+
+    def _carry_out(self, action: ev.AgentAction) -> None:
+        clock, syncer = self._world.clock, self._world.syncer
+        match action:
+            case ev.Connect(generation, delay_ns):
+                clock.call_after(delay_ns, lambda: self._connect(generation))
+            case ev.ToSyncer(message):
+                stream = self.stream
+                if stream is not None:
+                    clock.call_after(self.spec.latency_ns, lambda: syncer.received(stream, message))
+            case ev.ToLearner(event):
+                self._to_learner(event)
+            case ev.StartUpload(piece, seq, size_bytes):
+                self._move(size_bytes, self.spec.up_bytes_per_s, lambda ns: self._uploaded(piece, seq, ns), 0, size_bytes)
+            case ev.StartDownload(piece, _, place, size_bytes):
+                self._start_download(piece, place, size_bytes)
+            case ev.SetTimer(at_ns):
+                clock.call_at(at_ns, lambda: self.feed(ev.Wake()))
+            case ev.StopUpload():
+                pass
+            case ev.AgentDone():
+                self._done()
+
+    def _done(self) -> None:
+        self.alive = False
+        if self.stream is not None:
+            self._close_at_syncer(self.stream)
+
+    def _connect(self, generation: int) -> None:
+        if not self.alive:
+            return
+        if self.cut:
+            self.feed(ev.ConnectionLost("cut"))
+            return
+        stream = self._world.new_stream()
+        self.stream = stream
+        layout = self._world.layout
+        hello = Hello(PROTOCOL_VERSION, "", self.spec.name, generation, layout.fingerprint, layout.tensors())
+        self._world.clock.call_after(
+            self.spec.latency_ns, lambda: self._world.syncer.stream_opened(stream, self, hello)
+        )
+
+    def receive(self, stream: int, message: object) -> None:
+        """The syncer sent a message on a stream of ours."""
+        self._world.clock.call_after(self.spec.latency_ns, lambda: self._deliver(stream, message))
+
+    def _deliver(self, stream: int, message: object) -> None:
+        if stream != self.stream or not self.alive:
+            return
+        if isinstance(message, Welcome):
+            self.life = Life(self.spec.name, message.generation)
+            self.feed(ev.Connected(message))
+        else:
+            self.feed(ev.FromSyncer(message))  # type: ignore[arg-type]
+
+    def stream_closed_by_syncer(self, stream: int) -> None:
+        def lost() -> None:
+            if stream == self.stream and self.alive:
+                self.stream = None
+                self.feed(ev.ConnectionLost("closed by the syncer"))
+
+        self._world.clock.call_after(self.spec.latency_ns, lost)
+
+    def _to_learner(self, event: ev.LearnerEvent) -> None:
+        if self.learner is None and isinstance(event, ev.Heard) and isinstance(event.message, Welcome):
+            assert self.life is not None
+            self.learner = SimLearner(self._world, self, self.life)
+            self._world.lives.append(self.learner)
+            for place in range(PLACES):
+                self.feed(ev.PlaceFreed(place))
+        if self.learner is not None:
+            self.learner.push(event)
+
+    # ------------------------------------------------------------ bulk
+
+    def _move(self, size: int, rate: float, done: object, moved: int, total: int, started: int | None = None) -> None:
+        """Move `total` bytes in chunks at `rate`; progress is heard by the syncer as a sign of life."""
+        clock = self._world.clock
+        began = clock.now_ns if started is None else started
+        if not self.alive:
+            return
+        if self.bulk_cut:
+            clock.call_after(100 * MS, lambda: self._move(size, rate, done, moved, total, began))
+            return
+        if self.life is not None and moved:
+            self._world.syncer.feed(ev.BulkProgress(self.life))
+        if moved >= total:
+            done(clock.now_ns - began)  # type: ignore[operator]
+            return
+        chunk = -(-total // CHUNKS)
+        delay_ns = chunk / rate * 1e9 if rate else 0
+        clock.call_after(delay_ns, lambda: self._move(size, rate, done, moved + chunk, total, began))
+
+    def _uploaded(self, piece: int, seq: int, duration_ns: int) -> None:
+        life = self.life
+        assert life is not None
+
+        def arrive() -> None:
+            result = self._world.syncer.upload_arrived(life, piece, seq)
+            back = lambda: self.feed(ev.UploadEnded(piece, seq, result, max(duration_ns, 1)))  # noqa: E731
+            self._world.clock.call_after(self.spec.latency_ns, back)
+
+        self._world.clock.call_after(self.spec.latency_ns, arrive)
+
+    def _start_download(self, piece: int, place: int, size_bytes: int) -> None:
+        assert self.life is not None
+        found = self._world.syncer.published[piece]
+        merged = found.merged_for(self.life)
+
+        def done(duration_ns: int) -> None:
+            self.feed(ev.DownloadEnded(piece, place, found.version, found.slot, merged, True))
+
+        self._world.clock.call_after(
+            2 * self.spec.latency_ns,
+            lambda: self._move(size_bytes, self.spec.down_bytes_per_s, done, 0, size_bytes),
+        )
+
+
+class SimLearner:
+    """Driver of the learner in virtual time: steps, boundaries and waits."""
+
+    def __init__(self, world: World, agent: SimAgent, life: Life) -> None:
+        self._world = world
+        self._agent = agent
+        self.life = life
+        self.core = Learner(world.config, world.layout, life.name, life.generation)
+        self.displacement = [0] * len(world.piece_bytes)
+        self.sent = [0] * len(world.piece_bytes)
+        self.held: list[tuple[int, int]] = [(-1, -1)] * len(world.piece_bytes)
+        self.blocked_ns: dict[str, int] = {}
+        self.paused_until_ns = 0
+        self.hung = False
+        self.alive = True
+        self._chance = random.Random(f"{world.seed}/{life.name}/{life.generation}")
+        self._queue: deque[ev.LearnerEvent] = deque()
+        self._blocked_since_ns: int | None = world.clock.now_ns
+        self._cause = "parameters"
+
+    @property
+    def blocked(self) -> bool:
+        """The training thread waits by R9."""
+        return self._blocked_since_ns is not None
+
+    def push(self, event: ev.LearnerEvent) -> None:
+        """From the agent; read at the next boundary, or now if the thread waits."""
+        if not self.alive:
+            return
+        self._queue.append(event)
+        if self.blocked:
+            self._drain()
+            self._go_on()
+
+    def die(self) -> None:
+        self.alive = False
+
+    def _handle(self, event: ev.LearnerEvent) -> None:
+        for action in self.core.handle(event, now_ns=self._world.clock.now_ns):
+            self._carry_out(action)
+
+    def _drain(self) -> None:
+        while self._queue:
+            self._handle(self._queue.popleft())
+
+    def _carry_out(self, action: ev.LearnerAction) -> None:
+        match action:
+            case ev.Capture(announce):
+                assert self.displacement[announce.piece] == announce.c_tokens, "weight does not fit the delta"
+                self.sent[announce.piece] = announce.c_tokens
+                self._agent.feed(ev.FromLearner(announce))
+            case ev.CaptureSeed():
+                self._agent.feed(ev.SeedOffered(tuple(self._world.piece_bytes)))
+            case ev.Take(piece, version, place, how, subtract):
+                self._take(piece, version, how, subtract)
+                self._agent.feed(ev.PlaceFreed(place))
+            case ev.Revert(piece):
+                self.displacement[piece] = 0
+            case ev.Free(place):
+                self._agent.feed(ev.PlaceFreed(place))
+            case ev.Tell(message):
+                if isinstance(message, Report):
+                    message = Report(message.counters, Timings(tuple(sorted(self.blocked_ns.items()))))
+                self._agent.feed(ev.FromLearner(message))
+            case ev.End():
+                self.alive = False
+
+    def _take(self, piece: int, version: tuple[int, int], how: str, subtract: bool) -> None:
+        assert tuple(version) > self.held[piece], "an update is applied once, versions only grow"
+        self.held[piece] = (version[0], version[1])
+        if how in ("adopt", "overwrite"):
+            self.displacement[piece] = 0
+        elif subtract:
+            self.displacement[piece] -= self.sent[piece]
+
+    # ------------------------------------------------------------ steps and waits
+
+    def _go_on(self) -> None:
+        """After a boundary or a wait: train the next step, or wait on."""
+        if not self.alive or self.core.over:
+            return
+        now_ns = self._world.clock.now_ns
+        cause = self.core.waiting
+        if cause is not None:
+            if self._blocked_since_ns is None:
+                self._blocked_since_ns, self._cause = now_ns, cause
+                self._world.clock.call_after(250 * MS, self._wake)
+            return
+        if self._blocked_since_ns is not None:
+            spent_ns = now_ns - self._blocked_since_ns
+            self.blocked_ns[self._cause] = self.blocked_ns.get(self._cause, 0) + spent_ns
+            self._blocked_since_ns = None
+        jitter = 1 + self._agent.spec.jitter * self._chance.uniform(-1, 1)
+        self._world.clock.call_after(self._agent.spec.step_ns * jitter, self._stepped)
+
+    def _wake(self) -> None:
+        if self.blocked and self.alive:
+            self._handle(ev.Wake())
+            self._go_on()
+            self._world.clock.call_after(250 * MS, self._wake)
+
+    def _stepped(self) -> None:
+        if not self.alive:
+            return
+        now_ns = self._world.clock.now_ns
+        if now_ns < self.paused_until_ns:
+            self._world.clock.call_at(self.paused_until_ns, self._stepped)
+            return
+        self._drain()
+        if not self.alive:
+            return
+        tokens = self._agent.spec.tokens
+        for piece in range(len(self.displacement)):
+            self.displacement[piece] += tokens
+        self._handle(ev.Stepped(tokens, 1.0))
+        self._world.check()
+        self._go_on()
+
+
+__all__ = ["LearnerSpec", "Merged", "SimAgent", "SimLearner"]

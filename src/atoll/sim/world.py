@@ -1,0 +1,129 @@
+"""A small virtual world around the real core: one syncer, learners of any speed, links, crashes and returns.
+
+One seed decides everything. Nothing here sleeps or opens a socket, and torch is never imported.
+
+    world = World(seed=7, learners=[LearnerSpec(name="l1"), LearnerSpec(name="l2", step_ns=200 * MS)], steps=240)
+    world.at(5 * S, lambda: world.crash("l1", back_after_ns=3 * S))
+    world.run()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from atoll.core.config import RunConfig
+from atoll.core.layout import Layout, TensorSpec, make_layout
+from atoll.sim.checkers import Checkers
+from atoll.sim.clock import Clock
+from atoll.sim.learner import LearnerSpec, SimAgent, SimLearner
+from atoll.sim.syncer import SimSyncer
+
+MS = 1_000_000
+S = 1_000 * MS
+EVENTS_MAX = 20_000_000
+
+
+def even_layout(fragments: int, values: int) -> Layout:
+    """A layout of equal pieces."""
+    return make_layout([TensorSpec(f"t{i:03d}", (values,), "float32") for i in range(fragments)], fragments)
+
+
+class World:
+    """Build it, schedule faults with `at`, then `run`."""
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        learners: Sequence[LearnerSpec],
+        steps: int = 240,
+        fragments: int = 8,
+        interval: int = 24,
+        piece_values: int = 50_000,
+        merge_ns: int = 2 * MS,
+        commit_ns: int = 1 * MS,
+        **settings: Any,
+    ) -> None:
+        self.seed = seed
+        settings.setdefault("learners", len(learners))
+        self.config = RunConfig(
+            run_id=f"sim-{seed}", steps=steps, fragments=fragments, interval=interval, **settings
+        )
+        self.layout = even_layout(fragments, piece_values)
+        width = 2 if self.config.payload == "bf16" else 4
+        self.piece_bytes = [size * width for size in self.layout.piece_sizes]
+        self.clock = Clock()
+        self.lives: list[SimLearner] = []
+        self.agents: dict[str, SimAgent] = {}
+        self._streams = 0
+        self.syncer = SimSyncer(self, merge_ns=merge_ns, commit_ns=commit_ns)
+        self.checkers = Checkers(self)
+        self.syncer.start()
+        for spec in learners:
+            self.join(spec)
+
+    # ------------------------------------------------------------ making things happen
+
+    def new_stream(self) -> int:
+        self._streams += 1
+        return self._streams
+
+    def join(self, spec: LearnerSpec) -> None:
+        """A learner process starts now."""
+        agent = SimAgent(self, spec)
+        self.agents[spec.name] = agent
+        agent.start()
+
+    def at(self, at_ns: int, action: Callable[[], None]) -> None:
+        """Do something at a virtual time."""
+        self.clock.call_at(at_ns, action)
+
+    def crash(self, name: str, *, back_after_ns: int | None = None) -> None:
+        """kill -9 of a learner and its agent; optionally a new life under the same name later."""
+        agent = self.agents[name]
+        agent.die()
+        if agent.learner is not None:
+            agent.learner.die()
+        if back_after_ns is not None:
+            self.clock.call_after(back_after_ns, lambda: self.join(agent.spec))
+
+    def pause(self, name: str, for_ns: int) -> None:
+        """The training thread hangs while its agent lives (compile, gc, a debugger)."""
+        learner = self.agents[name].learner
+        assert learner is not None
+        learner.paused_until_ns = self.clock.now_ns + for_ns
+
+    def check(self) -> None:
+        """Every invariant, at this instant."""
+        self.checkers.check()
+
+    # ------------------------------------------------------------ running
+
+    def run_until(self, done: Callable[[], bool], *, limit_s: float) -> None:
+        """Run until `done()`; AssertionError with the seed and the reason when virtual time runs out."""
+        limit_ns = self.clock.now_ns + int(limit_s * S)
+        for _ in range(EVENTS_MAX):
+            if done():
+                return
+            if self.clock.now_ns > limit_ns or not self.clock.run_next():
+                break
+        raise AssertionError(f"seed {self.seed}: not done after {self.clock.now_ns / S:.1f} s: {self.why_pending()}")
+
+    def run(self, *, limit_s: float = 3600) -> None:
+        """Run to the end of the run and check what must hold then."""
+        self.run_until(lambda: self.syncer.over, limit_s=limit_s)
+        self.checkers.check_end()
+
+    def why_pending(self) -> str:
+        """Why the run is not over, in words."""
+        core = self.syncer.core
+        members = ", ".join(f"{m.life} {m.state} clock {m.clock}" for m in core.roster)
+        slots = ", ".join(f"{s.number} {s.state}" for s in core.slots.live.values())
+        return f"phase {core.finish.phase}, T={core.slots.reached}, slots [{slots}], members [{members}]"
+
+    # ------------------------------------------------------------ reading the outcome
+
+    def records(self, kind: type) -> list[Any]:
+        """Tape records of one kind, in order."""
+        return [r for r in self.syncer.tape if isinstance(r, kind)]
