@@ -73,6 +73,7 @@ class AgentDriver:
         self._transfers: Transfers | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._beat_interval_s = 0.0
+        self._run_id = ""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._leaving = False
         self._performers: dict[type, Callable[[Any], None]] = {
@@ -144,6 +145,7 @@ class AgentDriver:
     def _on_frame(self, item: Any) -> None:
         if isinstance(item, Setup):
             self._setup = item
+            self._run_id = item.run_id
             self._machine = Agent(name_wait_ns=item.name_wait_ns)
             self._perform(self._machine.start(now_ns=time.monotonic_ns()))
         else:
@@ -213,7 +215,7 @@ class AgentDriver:
         assert self._setup is not None
         setup = self._setup
         protocol = setup.protocol or PROTOCOL_VERSION
-        return Hello(protocol, setup.run_id, setup.name, generation, setup.fingerprint, setup.tensors)
+        return Hello(protocol, self._run_id, setup.name, generation, setup.fingerprint, setup.tensors)
 
     def _welcomed(self, welcome: Welcome, bulk_port: int) -> None:
         """Before the machine sees it: shared memory as large as the layout says, a bulk channel, heartbeats."""
@@ -222,6 +224,8 @@ class AgentDriver:
         host, _ = wire_channel.parse_address(self._setup.address)
         target = self._setup.bulk_address or wire_channel.format_address(host, bulk_port)
         life = Life(self._setup.name, welcome.generation)
+        # A reconnect must find this run again, not another one at the same address.
+        self._run_id = config.run_id
         if self._transfers is None:
             layout = make_layout(self._setup.tensors, config.fragments)
             self._memory.grow(make_plan(layout.piece_sizes, config.payload))

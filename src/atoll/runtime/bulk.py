@@ -62,6 +62,7 @@ class BulkService:
         self._on_progress = on_progress
         self._incoming: dict[Key, Incoming] = {}
         self._discarded: dict[tuple[Life, int], int] = {}
+        """Newest discarded seq; one small entry per life and piece."""
         self._arrivals: dict[Key, asyncio.Event] = {}
         self._published: dict[int, Published] = {}
         self._pacers: dict[str, Pacer] = {}
@@ -101,12 +102,6 @@ class BulkService:
         if incoming is not None:
             incoming.owner += 1
         return incoming
-
-    def forget(self, life: Life) -> None:
-        """A life is over for good: drop what only served it. Complete contributions stay until discarded."""
-        for key in [key for key in self._discarded if key[0] == life]:
-            del self._discarded[key]
-        self._progress_ns.pop(life, None)
 
     def payload(self, life: Life, piece: int, seq: int) -> Incoming:
         """A complete contribution."""
