@@ -116,7 +116,7 @@ class Lobby:
         versions = {
             "atoll": __version__,
             "python": platform.python_version(),
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             **self._options.versions,
         }
         run = RunLine(

@@ -266,8 +266,13 @@ class SyncerServer:
     # ------------------------------------------------------------ streams
 
     def _on_open(self, stream: Stream) -> None:
-        if self._machine is None:
-            self._open_run(stream)
+        try:
+            if self._machine is None:
+                self._open_run(stream)
+        except Exception as error:
+            # gRPC would swallow it: a bug of ours must end the process, not one stream.
+            self._fail(error)
+            raise
         if self._machine is not None:
             self.dispatch(events.StreamOpened(stream.number, stream.hello))
 
