@@ -113,7 +113,7 @@ class Learner:
         self._heard_at_ns = 0
         self._closed_at_ns = 0
         self._interval_ns = 0
-        self._grace_ns = 0
+        self._slack_ns = 0
         self._steps_at_closed = 0
         self._joined_at = 0
         self._reported_steps = 0
@@ -202,7 +202,7 @@ class Learner:
 
     def _on_pace(self, message: Pace) -> None:
         self._hear_pace(message.slot, message.slot_interval_ns)
-        self._grace_ns = message.grace_ns
+        self._slack_ns = message.slack_ns
 
     def _hear_pace(self, slot: int, interval_ns: int) -> None:
         self._interval_ns = interval_ns
@@ -389,7 +389,7 @@ class Learner:
             self._closed,
             self._closed_at_ns,
             self._interval_ns,
-            self._grace_ns,
+            self._slack_ns,
             self._delay_ns,
             self.book.steps - self._steps_at_closed,
             self._config.slots,

@@ -259,8 +259,9 @@ class SlotEngine:
         if slot.number > 1:
             self._interval.add(now_ns - self._closed_at_ns)
         self._closed_at_ns = now_ns
+        slack_ns = max(0, slot.quorum_ns + slot.grace_ns - now_ns)
         for member in self._roster.present():
-            self._ctx.send(member.stream, Pace(slot.number, self.interval_ns, slot.grace_ns))
+            self._ctx.send(member.stream, Pace(slot.number, self.interval_ns, slack_ns))
             if slot.number == self.last:
                 self._ctx.send(member.stream, Finishing(slot.number))
 
