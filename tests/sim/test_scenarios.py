@@ -3,6 +3,7 @@ a run as a whole must show."""
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from math import ceil
 
@@ -43,7 +44,7 @@ def longest_gap_rounds(world: World, name: str, *, first: int = 1) -> float:
     rows, worst = merged_slots(world), 0
     for piece in range(world.config.fragments):
         marks = [first, *(s for s in rows[name, piece] if s >= first), world.config.slots]
-        worst = max(worst, *(b - a for a, b in zip(marks, marks[1:], strict=False)))
+        worst = max(worst, *(b - a for a, b in itertools.pairwise(marks)))
     return worst / world.config.fragments
 
 
@@ -136,7 +137,7 @@ def test_pace__a_change_of_the_fastest_leaves_no_backlog() -> None:
     world.at(12 * S, lambda: world.crash("fast"))
     world.run()
     times = [q.now_ns for q in world.records(QuorumLine)]
-    late = [b - a for a, b in zip(times, times[1:], strict=False) if a > 13 * S]
+    late = [b - a for a, b in itertools.pairwise(times) if a > 13 * S]
     assert min(late) > 0.8 * SLOT_NS
 
 
@@ -155,7 +156,8 @@ def test_recovery__learner_dies_in_mid_upload__work_is_merged_once(seed: int) ->
     assert sum(lives[0].lost) > 0
     assert sum(lives[0].merged) > 0
     assert longest_gap_rounds(world, "l0") <= 2, "the others do not notice"
-    back = next(m.now_ns for m in world.records(MemberLine) if m.generation == lives[1].generation and m.state == "ready")
+    mine = [m for m in world.records(MemberLine) if m.generation == lives[1].generation]
+    back = next(m.now_ns for m in mine if m.state == "ready")
     first = next(s.slot for s in regular(world) if s.now_ns > back)
     assert longest_gap_rounds(world, "l1", first=first) <= 3
 
