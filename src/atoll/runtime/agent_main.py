@@ -1,0 +1,35 @@
+"""Entry of the agent process: `python -m atoll.runtime.agent_main SOCKET_FD MEMORY_FD PARENT_PID`. No torch."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+import sys
+
+
+def main() -> None:
+    """Run until the training process is gone or has said goodbye."""
+    # Ctrl-C goes to the whole terminal; the training process decides, and its end ends this one.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    socket_fd, memory_fd, parent = map(int, sys.argv[1:4])
+    from atoll.errors import AtollError
+    from atoll.runtime.agent import AgentDriver
+
+    gc.freeze()
+    driver = AgentDriver(socket.socket(fileno=socket_fd), memory_fd, parent)
+    try:
+        code = asyncio.run(driver.run())
+    except AtollError as error:
+        print(f"atoll agent: {error}", file=sys.stderr, flush=True)
+        code = 1
+    # The goodbye is delivered; what gRPC still has to tear down would only cost time.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The training process's side of its agent: starts it, shares memory with it, exchanges frames. No torch, no gRPC.
+
+gRPC never runs in the training process, so that data loader workers may be forked at any time (hazard 38).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import atoll
+from atoll.errors import RunError
+from atoll.runtime.memory import SharedMemory, create_file
+from atoll.runtime.pipe import AgentCost, Pipe, PipeError, Setup
+
+EXIT_WAIT_S = 5.0
+
+
+def _environment() -> dict[str, str]:
+    """The agent must import the same atoll, wherever this one was found."""
+    root = str(Path(atoll.__file__).resolve().parent.parent)
+    before = os.environ.get("PYTHONPATH", "")
+    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{before}" if before else root}
+
+
+class AgentClient:
+    """One agent process, as its training process sees it."""
+
+    def __init__(self, setup: Setup) -> None:
+        ours, theirs = socket.socketpair()
+        memory_fd = create_file()
+        self.memory = SharedMemory(memory_fd)
+        self.pipe = Pipe(ours)
+        self.cost: AgentCost | None = None
+        self._pid = os.getpid()
+        with theirs:
+            command = [sys.executable, "-m", "atoll.runtime.agent_main"]
+            numbers = [str(theirs.fileno()), str(memory_fd), str(self._pid)]
+            self.process = subprocess.Popen(
+                command + numbers,
+                pass_fds=(theirs.fileno(), memory_fd),
+                stdin=subprocess.DEVNULL,
+                env=_environment(),
+            )
+        _close_in_children(self)
+        self.pipe.send(setup)
+
+    def poll(self) -> list[Any]:
+        """Items that have come; never blocks. RunError where the agent is gone."""
+        try:
+            self.pipe.flush()
+            return self._sorted(self.pipe.receive())
+        except PipeError as error:
+            raise self._gone() from error
+
+    def wait(self, timeout_s: float) -> list[Any]:
+        """Items that come within `timeout_s`; empty after that."""
+        write = [self.pipe.sock] if self.pipe.sending else []
+        readable, writable, _ = select.select([self.pipe.sock], write, [], max(0.0, timeout_s))
+        return self.poll() if readable or writable else []
+
+    def send(self, item: Any) -> None:
+        """Hand an item to the agent. RunError where it is gone."""
+        try:
+            self.pipe.send(item)
+        except PipeError as error:
+            raise self._gone() from error
+
+    def _sorted(self, items: list[Any]) -> list[Any]:
+        for item in items:
+            if isinstance(item, AgentCost):
+                self.cost = item
+        return [item for item in items if not isinstance(item, AgentCost)]
+
+    def _gone(self) -> RunError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(1.0)
+        code = self.process.returncode
+        return RunError(f"the agent process of this learner ended (status {code}); start the script again to rejoin")
+
+    def finish(self) -> None:
+        """After the goodbye: let the agent deliver it and end; then clear up. Harmless when repeated."""
+        if os.getpid() != self._pid or self.process.returncode is not None:
+            return
+        deadline = time.monotonic() + EXIT_WAIT_S
+        with contextlib.suppress(RunError, ValueError, OSError):
+            while self.cost is None and time.monotonic() < deadline:
+                self.wait(deadline - time.monotonic())
+        self.pipe.close()
+        try:
+            self.process.wait(EXIT_WAIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def drop_in_child(self) -> None:
+        """A forked child must not keep the agent alive."""
+        with contextlib.suppress(OSError):
+            self.pipe.close()
+
+
+def _close_in_children(client: AgentClient) -> None:
+    reference = weakref.ref(client)
+
+    def close() -> None:
+        live = reference()
+        if live is not None:
+            live.drop_in_child()
+
+    os.register_at_fork(after_in_child=close)

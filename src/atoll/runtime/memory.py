@@ -1,0 +1,127 @@
+"""Memory that a training process and its agent share: bulk bytes never pass through the socket between them.
+
+    page 0            three int64: own steps (training process), waiting by R9 (training process),
+                      bulk bytes moved (agent)
+    upload buffers    one per piece: the contribution that is unsettled, or the piece of version 0
+    PLACES places     each as large as the largest piece: updates that arrived and wait for a step boundary
+
+Without torch: both sides see flat memoryviews. An anonymous file (memfd, else an unlinked temporary one) is inherited by
+its descriptor, so that nothing has a name that outlives a crash.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PLACES = 4
+PAGE_BYTES = 4096
+VALUE_BYTES = {"bf16": 2, "fp32": 4}
+_STEPS, _WAITING, _PROGRESS = 0, 1, 2
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where everything lies, in bytes. Both processes compute it from the layout."""
+
+    upload_bytes: tuple[int, ...]
+    upload_offsets: tuple[int, ...]
+    place_bytes: int
+    place_offsets: tuple[int, ...]
+    total_bytes: int
+
+
+def make_plan(piece_sizes: Sequence[int], payload: str) -> Plan:
+    """Plan for pieces of so many values in the run's payload format."""
+    width = VALUE_BYTES[payload]
+    uploads = tuple(size * width for size in piece_sizes)
+    offset = PAGE_BYTES
+    upload_offsets = []
+    for size in uploads:
+        upload_offsets.append(offset)
+        offset += _aligned(size)
+    place = max(uploads)
+    place_offsets = []
+    for _ in range(PLACES):
+        place_offsets.append(offset)
+        offset += _aligned(place)
+    return Plan(uploads, tuple(upload_offsets), place, tuple(place_offsets), offset)
+
+
+def create_file() -> int:
+    """Descriptor of a new anonymous file of one page."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("atoll", os.MFD_CLOEXEC)
+    else:
+        fd, path = tempfile.mkstemp(prefix="atoll-")
+        os.unlink(path)
+    os.ftruncate(fd, PAGE_BYTES)
+    return fd
+
+
+class SharedMemory:
+    """One side's view of the shared file."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._page = mmap.mmap(fd, PAGE_BYTES)
+        self._numbers = memoryview(self._page).cast("q")
+        self._data: memoryview | None = None
+        self.plan: Plan | None = None
+
+    def grow(self, plan: Plan) -> None:
+        """Map everything; both sides may do it, in any order. A second call with the same plan changes nothing."""
+        if self.plan == plan:
+            return
+        assert self.plan is None, "the layout of a life never changes"
+        if os.fstat(self.fd).st_size < plan.total_bytes:
+            os.ftruncate(self.fd, plan.total_bytes)
+        self._data = memoryview(mmap.mmap(self.fd, plan.total_bytes))
+        self.plan = plan
+
+    def upload(self, piece: int) -> memoryview:
+        """The upload buffer of a piece."""
+        assert self._data is not None and self.plan is not None
+        start = self.plan.upload_offsets[piece]
+        return self._data[start : start + self.plan.upload_bytes[piece]]
+
+    def place(self, place: int, size_bytes: int) -> memoryview:
+        """The first `size_bytes` of a download place."""
+        assert self._data is not None and self.plan is not None
+        assert 0 <= size_bytes <= self.plan.place_bytes
+        start = self.plan.place_offsets[place]
+        return self._data[start : start + size_bytes]
+
+    @property
+    def steps(self) -> int:
+        """Own steps of this life."""
+        return self._numbers[_STEPS]
+
+    @steps.setter
+    def steps(self, value: int) -> None:
+        self._numbers[_STEPS] = value
+
+    @property
+    def waiting(self) -> bool:
+        """True while the training thread waits by R9."""
+        return bool(self._numbers[_WAITING])
+
+    @waiting.setter
+    def waiting(self, value: bool) -> None:
+        self._numbers[_WAITING] = int(value)
+
+    @property
+    def progress_bytes(self) -> int:
+        """Bulk bytes that the agent has moved."""
+        return self._numbers[_PROGRESS]
+
+    @progress_bytes.setter
+    def progress_bytes(self, value: int) -> None:
+        self._numbers[_PROGRESS] = value

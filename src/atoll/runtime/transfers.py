@@ -1,0 +1,205 @@
+"""Bulk transfers of one agent: between shared memory and the syncer, in chunks, paced, resumed where they broke."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from atoll.core.events import DownloadEnded, StartDownload, StartUpload, UploadEnded
+from atoll.core.messages import Life, Merged, Version
+from atoll.errors import AtollError
+from atoll.runtime.memory import SharedMemory
+from atoll.tensors.hashing import HASH_BYTES
+from atoll.wire import atoll_pb2 as pb
+from atoll.wire import channel as wire_channel
+from atoll.wire import convert
+from atoll.wire.convert import WireError
+from atoll.wire.pacing import Pacer
+
+BROKEN = (grpc.aio.AioRpcError, AtollError, asyncio.InvalidStateError, asyncio.CancelledError)
+SERVICE = "/atoll.v1.Bulk/"
+STATE_S = 30.0
+
+
+@dataclass(slots=True)
+class _Partial:
+    """A download that broke: what was there, and where it lies."""
+
+    piece: int
+    place: int
+    version: Version
+    offset: int
+    hasher: Any
+
+
+class Transfers:
+    """The bulk channel of one agent, with at most one upload and one download at a time."""
+
+    def __init__(self, memory: SharedMemory, token: str) -> None:
+        self._memory = memory
+        self._metadata = wire_channel.credentials_of(token)
+        self._target = ""
+        self._channel: grpc.aio.Channel | None = None
+        self._pacer = Pacer()
+        self._run_id = ""
+        self._life = Life("", 0)
+        self._broken_upload: tuple[int, int] | None = None
+        self._uploading: tuple[int, int] | None = None
+        self._upload_call: Any = None
+        self._partial: _Partial | None = None
+
+    def aim(self, target: str, run_id: str, life: Life) -> None:
+        """Where transfers that start from now on go, and for whom."""
+        self._run_id, self._life = run_id, life
+        if target == self._target:
+            return
+        self._target = target
+        channel = grpc.aio.insecure_channel(target, options=wire_channel.BULK_OPTIONS)
+        self._channel = channel
+        self._open_state = channel.unary_unary(
+            SERVICE + "UploadState", pb.ContributionId.SerializeToString, pb.UploadStateResult.FromString
+        )
+        self._open_upload = channel.stream_unary(
+            SERVICE + "Upload", pb.UploadChunk.SerializeToString, pb.UploadResult.FromString
+        )
+        self._open_download = channel.unary_stream(
+            SERVICE + "Download", pb.DownloadRequest.SerializeToString, pb.DownloadChunk.FromString
+        )
+
+    # ------------------------------------------------------------ upload
+
+    async def upload(self, action: StartUpload) -> UploadEnded:
+        """Send the upload buffer of a piece."""
+        key = (action.piece, action.seq)
+        started_ns = time.monotonic_ns()
+        self._uploading = key
+        try:
+            result = await self._upload(action)
+        except BROKEN:
+            result = "unwanted" if self._uploading is None else "broken"
+        self._broken_upload = key if result == "broken" else None
+        self._uploading = self._upload_call = None
+        return UploadEnded(action.piece, action.seq, result, time.monotonic_ns() - started_ns)
+
+    def stop_upload(self, piece: int, seq: int) -> None:
+        """End the running upload, if it is this one; it ends as unwanted."""
+        if self._uploading == (piece, seq):
+            self._uploading = None
+            if self._upload_call is not None:
+                self._upload_call.cancel()
+
+    async def _upload(self, action: StartUpload) -> str:
+        name = convert.contribution_to_wire(self._run_id, self._life, action.piece, action.seq)
+        offset = 0
+        if self._broken_upload == (action.piece, action.seq):
+            state = await self._open_state(name, metadata=self._metadata, timeout=STATE_S)
+            if state.unwanted:
+                return "unwanted"
+            offset = convert.check_number("offset", state.offset, action.size_bytes)
+        if self._uploading is None:
+            return "unwanted"
+        call = self._upload_call = self._open_upload(metadata=self._metadata)
+        try:
+            await self._send_chunks(call, name, action, offset)
+            await call.done_writing()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            # The syncer may have answered before all was sent: then that answer counts.
+            if self._uploading is None:
+                return "unwanted"
+        answer = await call
+        return "unwanted" if answer.unwanted else "ok"
+
+    async def _send_chunks(self, call: Any, name: pb.ContributionId, action: StartUpload, offset: int) -> None:
+        view = self._memory.upload(action.piece)[: action.size_bytes]
+        hasher = hashlib.blake2b(view[:offset], digest_size=HASH_BYTES)
+        header: pb.UploadHeader | None = pb.UploadHeader(id=name, size_bytes=action.size_bytes, offset=offset)
+        while True:
+            stop = min(offset + self._pacer.chunk_bytes, action.size_bytes)
+            part = view[offset:stop]
+            hasher.update(part)
+            last = stop == action.size_bytes
+            chunk = pb.UploadChunk(header=header, data=bytes(part), seal=hasher.hexdigest() if last else "")
+            before_ns = time.monotonic_ns()
+            await call.write(chunk)
+            pause_ns = self._pacer.written(stop - offset, time.monotonic_ns() - before_ns)
+            self._memory.progress_bytes += stop - offset
+            if last:
+                return
+            offset, header = stop, None
+            if pause_ns:
+                await asyncio.sleep(pause_ns / 1e9)
+
+    # ------------------------------------------------------------ download
+
+    async def download(self, action: StartDownload) -> DownloadEnded:
+        """Fetch the newest version of a piece into a place."""
+        progress = self._resume(action)
+        try:
+            header = await self._download(action, progress)
+            ok = progress.hasher.hexdigest() == header.hash
+            merged = convert.merged_from_wire(header.merged)
+            return DownloadEnded(action.piece, action.place, progress.version, header.slot, merged, ok)
+        except BROKEN:
+            if progress.offset:
+                self._partial = progress
+            return DownloadEnded(action.piece, action.place, None, 0, Merged(), False)
+
+    def _resume(self, action: StartDownload) -> _Partial:
+        """Where to go on: after what an earlier try left, if that was of this piece."""
+        old, self._partial = self._partial, None
+        if old is None or old.piece != action.piece:
+            hasher = hashlib.blake2b(digest_size=HASH_BYTES)
+            return _Partial(action.piece, action.place, Version(0, 0), 0, hasher)
+        if old.place != action.place:
+            target = self._memory.place(action.place, action.size_bytes)
+            target[: old.offset] = self._memory.place(old.place, action.size_bytes)[: old.offset]
+            old.place = action.place
+        return old
+
+    async def _download(self, action: StartDownload, progress: _Partial) -> pb.DownloadHeader:
+        request = pb.DownloadRequest(
+            run_id=self._run_id,
+            name=self._life.name,
+            generation=self._life.generation,
+            piece=action.piece,
+            version=convert.version_to_wire(action.version),
+            resume_version=convert.version_to_wire(progress.version),
+            resume_offset=progress.offset,
+        )
+        call = self._open_download(request, metadata=self._metadata)
+        chunk = await call.read()
+        if chunk is grpc.aio.EOF or not chunk.HasField("header"):
+            raise WireError(f"download of piece {action.piece} has no header")
+        header = chunk.header
+        self._begin(action, progress, header)
+        view = self._memory.place(action.place, action.size_bytes)
+        while chunk is not grpc.aio.EOF:
+            data = chunk.data
+            stop = progress.offset + len(data)
+            if stop > action.size_bytes:
+                raise WireError(f"download of piece {action.piece} is longer than {action.size_bytes} bytes")
+            view[progress.offset : stop] = data
+            progress.hasher.update(data)
+            progress.offset = stop
+            self._memory.progress_bytes += len(data)
+            chunk = await call.read()
+        if progress.offset != action.size_bytes:
+            raise WireError(f"download of piece {action.piece} ended at {progress.offset}/{action.size_bytes} bytes")
+        return header
+
+    def _begin(self, action: StartDownload, progress: _Partial, header: pb.DownloadHeader) -> None:
+        """Check the header; start anew where the syncer has another version."""
+        if header.size_bytes != action.size_bytes:
+            raise WireError(f"piece {action.piece} has {header.size_bytes} bytes, not {action.size_bytes}")
+        convert.check_number("slot", header.slot)
+        version = convert.version_from_wire(header.version)
+        if header.offset == 0:
+            progress.version, progress.offset = version, 0
+            progress.hasher = hashlib.blake2b(digest_size=HASH_BYTES)
+        elif header.offset != progress.offset or version != progress.version:
+            raise WireError(f"download of piece {action.piece} goes on at {header.offset}, not {progress.offset}")

@@ -1,0 +1,79 @@
+"""Models as files: the final export, and the start from a file (`--init`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from atoll.core.layout import Layout
+from atoll.core.messages import Version
+from atoll.errors import RunError
+from atoll.store.commits import tensor_hash
+from atoll.store.files import write_atomic
+from atoll.tensors.hashing import payload_hash
+
+
+def export_model(
+    directory: Path, run_id: str, layout: Layout, thetas: Sequence[Tensor], versions: Sequence[Version]
+) -> Path:
+    """Write model.safetensors (fp32, canonical names and shapes, tied tensors once), then manifest.json with hashes.
+
+    thetas: one fp32 [piece.size] per piece.
+    """
+    directory.mkdir(exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    for piece, theta in zip(layout.pieces, thetas, strict=True):
+        for spec, start, stop in piece.offsets():
+            tensors[spec.name] = theta[start:stop].view(spec.shape).contiguous()
+    data = save(tensors, {"format": "pt", "run_id": run_id, "fingerprint": layout.fingerprint})
+    write_atomic(directory / "model.safetensors", data)
+    rows = zip(layout.pieces, thetas, versions, strict=True)
+    manifest = {
+        "run_id": run_id,
+        "fingerprint": layout.fingerprint,
+        "file": "model.safetensors",
+        "file_hash": payload_hash(data),
+        "pieces": [
+            {"piece": piece.index, "version": list(version), "theta_hash": tensor_hash(theta)}
+            for piece, theta, version in rows
+        ],
+        "aliases": {spec.name: list(spec.aliases) for spec in layout.tensors() if spec.aliases},
+    }
+    write_atomic(directory / "manifest.json", msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+    return directory / "model.safetensors"
+
+
+def load_pieces(path: Path, layout: Layout) -> list[Tensor]:
+    """The pieces of a model file, fp32 [piece.size] each; RunError names the first tensor that does not fit."""
+    try:
+        with safe_open(os.fspath(path), framework="pt") as file:
+            names = set(file.keys())
+            return [torch.cat([_tensor(file, names, spec, path) for spec in p.tensors]) for p in layout.pieces]
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"init file {path} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def check_model_file(path: Path) -> None:
+    """RunError where `path` is no safetensors file: seen before any learner waits for it."""
+    try:
+        with safe_open(os.fspath(path), framework="pt") as file:
+            file.keys()
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"init file {path} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def _tensor(file, names: set[str], spec, path: Path) -> Tensor:  # type: ignore[no-untyped-def]
+    known = [name for name in (spec.name, *spec.aliases) if name in names]
+    if not known:
+        raise RunError(f"init file {path} lacks tensor {spec.describe()}")
+    shape = tuple(file.get_slice(known[0]).get_shape())
+    if shape != spec.shape:
+        raise RunError(f"init file {path} has {known[0]!r} as {list(shape)}; the learners have {spec.describe()}")
+    return file.get_tensor(known[0]).to(torch.float32).reshape(-1)

@@ -1,0 +1,143 @@
+"""A run's directory: who it belongs to, its settings, and its epochs.
+
+    run.toml             resolved settings
+    tape.jsonl           every choice (store/tape.py)
+    epochs/0000000001    one per life of the syncer, taken by exclusive create, holding a random name (R13)
+    commits/             Theta and momentum (store/commits.py)
+    contributions/       what was merged, where it is kept (store/contributions.py)
+    model/               the final model (store/model.py)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.errors import RunError
+from atoll.store.files import sync_directory, write_all, write_atomic
+
+Value = str | int | float | bool
+SETTINGS_BYTES_MAX = 1024 * 1024
+EPOCH_DIGITS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One life of a syncer: (number, random holder)."""
+
+    number: int
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """An opened directory of one run."""
+
+    path: Path
+    run_id: str
+
+    @property
+    def tape(self) -> Path:
+        return self.path / "tape.jsonl"
+
+    @property
+    def commits(self) -> Path:
+        return self.path / "commits"
+
+    @property
+    def contributions(self) -> Path:
+        return self.path / "contributions"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def settings_file(self) -> Path:
+        return self.path / "run.toml"
+
+    def write_settings(self, settings: Mapping[str, Value]) -> None:
+        """Write run.toml; `run_id` must be this run's."""
+        if settings.get("run_id") != self.run_id:
+            raise RunError(f"settings of run {settings.get('run_id')!r} do not belong in {self.path} of {self.run_id!r}")
+        write_atomic(self.settings_file, to_toml(settings).encode())
+
+    def take_epoch(self) -> Epoch:
+        """The next number, by exclusive create: two syncers never get the same one."""
+        directory = self.path / "epochs"
+        directory.mkdir(exist_ok=True)
+        holder = secrets.token_hex(8)
+        number = 1 + max((int(p.name) for p in directory.iterdir() if p.name.isdigit()), default=0)
+        while True:
+            try:
+                fd = os.open(directory / f"{number:0{EPOCH_DIGITS}d}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            except FileExistsError:
+                number += 1
+                continue
+            try:
+                write_all(fd, holder.encode() + b"\n")
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            sync_directory(directory)
+            return Epoch(number, holder)
+
+
+def open_rundir(path: Path, run_id: str) -> RunDir:
+    """Create `path` for this run, or open it again. RunError where it holds another run, or something else."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        owner = owner_of(path)
+        if owner is None and any(path.iterdir()):
+            raise RunError(f"directory {path} is not empty and holds no run; choose another, or empty it")
+        if owner is not None and owner != run_id:
+            raise RunError(f"directory {path} holds run {owner!r}, not {run_id!r}; choose another directory")
+        if owner is None:
+            write_atomic(path / "run.toml", to_toml({"run_id": run_id}).encode())
+        for name in ("commits", "contributions", "epochs"):
+            (path / name).mkdir(exist_ok=True)
+        sync_directory(path)
+    except OSError as error:
+        raise RunError(f"directory {path} cannot be used: {error}; choose another") from error
+    return RunDir(path, run_id)
+
+
+def read_settings(path: Path) -> dict[str, Value]:
+    """run.toml of the run in directory `path`; RunError where it is missing or broken."""
+    file = path / "run.toml"
+    try:
+        if file.stat().st_size > SETTINGS_BYTES_MAX:
+            raise RunError(f"{file} has {file.stat().st_size} bytes; at most {SETTINGS_BYTES_MAX} are read")
+        return tomllib.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise RunError(f"directory {path} holds no run: run.toml is missing") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise RunError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def owner_of(path: Path) -> str | None:
+    """Run id of the run in `path`; None where there is none."""
+    if not (path / "run.toml").exists():
+        return None
+    run_id = read_settings(path).get("run_id")
+    if not isinstance(run_id, str):
+        raise RunError(f"{path / 'run.toml'} names no run_id; choose another directory")
+    return run_id
+
+
+def to_toml(values: Mapping[str, Value]) -> str:
+    """Flat TOML: one `name = value` per line."""
+    return "".join(f"{name} = {_toml_value(value)}\n" for name, value in values.items())
+
+
+def _toml_value(value: Value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)

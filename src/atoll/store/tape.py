@@ -1,0 +1,132 @@
+"""The tape: one JSON line per choice, appended, never changed. Kinds: core/records.py.
+
+A line is {"i": number without gaps, "kind": class name in lower case, ...fields}. A torn last line (the writer died in
+it) is ignored by readers and cut off by the next writer; damage anywhere else is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from atoll.core.records import Record
+from atoll.errors import RunError
+from atoll.store.files import sync_directory, write_all
+
+LINE_BYTES_MAX = 64 * 1024 * 1024
+KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in get_args(Record)}
+
+_encoder = msgspec.json.Encoder()
+_decoders = {name: msgspec.json.Decoder(kind) for name, kind in KINDS.items()}
+
+
+class _Head(msgspec.Struct):
+    i: int
+    kind: str
+
+
+_head_decoder = msgspec.json.Decoder(_Head)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line. `record` is None where this version does not know the kind."""
+
+    i: int
+    kind: str
+    record: Record | None
+    stop_bytes: int
+    """Where the next line begins in the file."""
+
+
+def encode_line(i: int, record: Record) -> bytes:
+    """The line of a record, with its newline."""
+    body = _encoder.encode(record)
+    return b'{"i":%d,"kind":"%s",' % (i, type(record).__name__.lower().encode()) + body[1:] + b"\n"
+
+
+def decode_line(line: bytes) -> tuple[int, str, Record | None]:
+    """(i, kind, record); msgspec.DecodeError where it is damaged."""
+    head = _head_decoder.decode(line)
+    decoder = _decoders.get(head.kind)
+    record: Any = None if decoder is None else decoder.decode(line)
+    return head.i, head.kind, record
+
+
+def read_tape(path: Path, start_bytes: int = 0, first: int | None = 0) -> Iterator[Entry]:
+    """All whole lines from `start_bytes` on. `first`: the number that must come first (None: any)."""
+    expected = first
+    stop = start_bytes
+    with path.open("rb") as file:
+        file.seek(start_bytes)
+        while line := file.readline(LINE_BYTES_MAX):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                i, kind, record = decode_line(line)
+            except msgspec.DecodeError as error:
+                if not file.read(1):
+                    return
+                raise RunError(f"{path} is damaged at byte {stop}: {error}") from error
+            if expected is not None and i != expected:
+                raise RunError(f"{path} jumps from line {expected - 1} to {i} at byte {stop}; lines are missing")
+            expected = i + 1
+            stop += len(line)
+            yield Entry(i, kind, record, stop)
+
+
+class Tape:
+    """The writer. One process writes; `flush` may run in another thread than `append`."""
+
+    def __init__(self, path: Path) -> None:
+        last = None
+        if path.exists():
+            for last in read_tape(path):
+                pass
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._next = 0 if last is None else last.i + 1
+        self._stop_bytes = 0 if last is None else last.stop_bytes
+        self._flushed_bytes = self._stop_bytes
+        self._lock = threading.Lock()
+        os.ftruncate(self._fd, self._stop_bytes)
+        sync_directory(path.parent)
+
+    @property
+    def lines(self) -> int:
+        """Lines written so far."""
+        return self._next
+
+    def append(self, record: Record, *, sync: bool = False) -> None:
+        """Write a line; with `sync` it is on disk on return. OSError (disk full): the line is not there at all."""
+        with self._lock:
+            line = encode_line(self._next, record)
+            os.lseek(self._fd, self._stop_bytes, os.SEEK_SET)
+            try:
+                write_all(self._fd, line)
+            except OSError:
+                os.ftruncate(self._fd, self._stop_bytes)
+                raise
+            self._next += 1
+            self._stop_bytes += len(line)
+        if sync:
+            self.flush()
+
+    def flush(self) -> None:
+        """fdatasync, where something was written since the last one."""
+        stop = self._stop_bytes
+        if stop != self._flushed_bytes:
+            os.fdatasync(self._fd)
+            self._flushed_bytes = max(self._flushed_bytes, stop)
+
+    def close(self) -> None:
+        """Flush and close; harmless when closed."""
+        if self._fd >= 0:
+            self.flush()
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,330 @@
+"""What a training script touches: `learner = atoll.join(model, optimizer)`, then `learner.step(tokens, loss)` per step.
+
+    for batch in loader:
+        loss = train_step(batch)
+        if not learner.step(tokens=batch.numel(), loss=loss): break     # publishes, takes what arrived; never waits
+
+The decisions are core.learner's; the network is the agent process's. Here time, tensors and frames meet.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import os
+import re
+import socket
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atoll.core import events
+from atoll.core.config import RunConfig
+from atoll.core.layout import fingerprint, make_layout
+from atoll.core.learner import Learner
+from atoll.core.messages import Announce, Leave, Refuse, Report, Welcome
+from atoll.errors import ConfigError, DivergedError, FinishedError, JoinError, RunError
+from atoll.runtime.client import AgentClient
+from atoll.runtime.memory import make_plan
+from atoll.runtime.pipe import Setup
+from atoll.tensors.flat import specs_of
+from atoll.train.losses import LossSum
+from atoll.train.pieces import Pieces, check_optimizers
+from atoll.train.timers import Timers
+from atoll.wire.channel import load_token, parse_address
+
+DEFAULT_ADDRESS = "127.0.0.1:7700"
+WAKE_S = 0.25
+NAME_LENGTH_MAX = 64
+NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+OnEvent = Callable[[events.LearnerEvent], None]
+
+
+def default_name() -> str:
+    """Host and process, in the letters that names may have."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()) or "learner"
+    tail = f"-{os.getpid()}"
+    return host[: NAME_LENGTH_MAX - len(tail)] + tail
+
+
+def join(
+    model: nn.Module,
+    optimizer: Optimizers,
+    *,
+    address: str | None = None,
+    name: str | None = None,
+    run: str | None = None,
+    bulk_address: str | None = None,
+    timeout_s: float = 60.0,
+    name_wait_s: float = 0.0,
+    on_event: OnEvent | None = None,
+) -> JoinedLearner:
+    """Join the run at `address` (ATOLL_ADDRESS, else 127.0.0.1:7700); returns when the model holds its parameters.
+
+    name: of this learner in the run (ATOLL_NAME, else host and process); `name_wait_s`: how long to ask again for one
+    that is in use. run: the run's id, where only that run will do. bulk_address: HOST:PORT of the bulk service, where it
+    is not on the syncer's host. timeout_s bounds all of it. The token comes from ATOLL_TOKEN or ATOLL_TOKEN_FILE.
+    """
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    check_optimizers(model, optimizers)
+    tensors = specs_of(model)
+    address = address or os.environ.get("ATOLL_ADDRESS") or DEFAULT_ADDRESS
+    name = name or os.environ.get("ATOLL_NAME") or default_name()
+    for target in filter(None, (address, bulk_address)):
+        parse_address(target)
+    if not NAME_PATTERN.fullmatch(name):
+        raise ConfigError(f"name={name[:80]!r} must be 1 to {NAME_LENGTH_MAX} letters, digits, '.', '_' or '-'")
+    load_token()
+    setup = Setup(
+        address=address,
+        bulk_address=bulk_address or "",
+        run_id=run or "",
+        name=name,
+        fingerprint=fingerprint(tensors),
+        tensors=tensors,
+        name_wait_ns=int(name_wait_s * 1e9),
+    )
+    return JoinedLearner(model, setup, timeout_s + name_wait_s, on_event)
+
+
+class JoinedLearner:
+    """A learner that has joined. Made by `join`; also a context manager that says goodbye."""
+
+    def __init__(self, model: nn.Module, setup: Setup, timeout_s: float, on_event: OnEvent | None) -> None:
+        self._setup = setup
+        self._on_event = on_event
+        self._timers = Timers()
+        self._losses = LossSum()
+        self._pending: list[Any] = []
+        self._end: events.End | None = None
+        self._client = AgentClient(setup)
+        self._pid = os.getpid()
+        self._performers: dict[type, Callable[[Any], None]] = {
+            events.Capture: self._capture,
+            events.CaptureSeed: lambda action: self._capture_seed(),
+            events.Take: self._take,
+            events.Revert: self._revert,
+            events.Free: lambda action: self._client.send(events.PlaceFreed(action.place)),
+            events.Tell: lambda action: self._tell(action.message),
+            events.End: self._on_end,
+        }
+        try:
+            self._enter(model, time.monotonic() + timeout_s)
+        except BaseException:
+            self._client.pipe.close()
+            self._client.process.kill()
+            self._client.process.wait()
+            raise
+        _close_at_exit(self)
+
+    # ------------------------------------------------------------ what a script may ask
+
+    name: str
+    """Of this learner."""
+    generation: int
+    """This life of the name."""
+    settings: RunConfig
+    """Of the run; they come from the syncer."""
+    progress_at_join: float
+    """Of the run when this learner joined, 0 to 1."""
+
+    @property
+    def progress(self) -> float:
+        """Global progress of the run, 0 to 1: what schedules follow (R22)."""
+        return self._machine.progress
+
+    @property
+    def steps(self) -> int:
+        """Own steps of this life."""
+        return self._machine.book.steps
+
+    @property
+    def timings(self) -> dict[str, int]:
+        """ns by cause of waits and copies, and of step() itself."""
+        timers = self._timers
+        own = {"step": timers.step_ns, "step_max": timers.step_ns_max, "gap_max": timers.gap_ns_max}
+        return {**timers.by_cause, **own}
+
+    @property
+    def agent_cpu_ns(self) -> int | None:
+        """CPU time of the agent process; None before it has ended."""
+        return None if self._client.cost is None else self._client.cost.cpu_ns
+
+    def step(self, tokens: int, loss: float | Tensor | None = None, skipped: bool = False) -> bool:
+        """Call once after each optimizer step, with its tokens and mean loss. False: the run is over, stop training.
+
+        skipped: the step changed nothing (a GradScaler found inf); it does not count.
+        """
+        self._check_open()
+        self._timers.begin()
+        try:
+            self._step(tokens, loss, skipped)
+        finally:
+            self._timers.end()
+        if self._end is None:
+            return True
+        self._client.finish()
+        if not self._end.ok:
+            raise JoinError(self._end.reason)
+        return False
+
+    def close(self, reason: str = "interrupted") -> None:
+        """Say goodbye before the run is over; harmless afterwards. Unmerged work of this learner is lost."""
+        if os.getpid() != self._pid:
+            return
+        if self._end is None:
+            with contextlib.suppress(RunError):
+                self._handle(events.Interrupted(reason))
+        self._client.finish()
+
+    def __enter__(self) -> JoinedLearner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close("interrupted" if kind is None else f"interrupted: {kind.__name__}")
+
+    # ------------------------------------------------------------ joining
+
+    def _enter(self, model: nn.Module, deadline: float) -> None:
+        self.name = self._setup.name
+        with self._timers.timed("parameters"):
+            welcome = self._await_welcome(deadline)
+        self.generation = welcome.generation
+        self.settings = RunConfig.from_dict(dict(welcome.settings))
+        layout = make_layout(self._setup.tensors, self.settings.fragments)
+        self._client.memory.grow(make_plan(layout.piece_sizes, self.settings.payload))
+        self._pieces = Pieces(model, layout, self.settings.payload, self._client.memory)
+        self._machine = Learner(self.settings, layout, self.name, self.generation)
+        self._handle(events.Heard(welcome))
+        self.progress_at_join = self._machine.progress
+        self._feed(self._pending)
+        self._pending = []
+        self._wait(deadline)
+        if self._end is not None:
+            self._client.finish()
+            raise JoinError(self._end.reason)
+
+    def _await_welcome(self, deadline: float) -> Welcome:
+        """The answer to Hello. What came behind it in the same read is kept for the machine."""
+        reason = "no answer"
+        while time.monotonic() < deadline:
+            items = self._client.wait(deadline - time.monotonic())
+            for index, item in enumerate(items):
+                if isinstance(item, events.StreamLost):
+                    reason = item.reason or reason
+                elif isinstance(item, events.Heard) and isinstance(item.message, Refuse):
+                    raise JoinError(f"the syncer at {self._setup.address} refused: {item.message.message}")
+                elif isinstance(item, events.Heard) and isinstance(item.message, Welcome):
+                    self._pending = items[index + 1 :]
+                    return item.message
+        raise JoinError(
+            f"no syncer answers at {self._setup.address} ({reason}); start one there, or set address or ATOLL_ADDRESS"
+        )
+
+    # ------------------------------------------------------------ stepping
+
+    def _check_open(self) -> None:
+        if self._end is not None:
+            raise FinishedError(f"step() after the end of this learner ({self._end.reason}); leave the loop when it is False")
+        if os.getpid() != self._pid:
+            raise RunError("step() belongs to the process that joined, not to a fork of it; join there")
+
+    def _step(self, tokens: int, loss: float | Tensor | None, skipped: bool) -> None:
+        self._feed(self._client.poll())
+        if skipped or self._end is not None:
+            return
+        if not isinstance(tokens, int) or tokens <= 0:
+            raise ConfigError(f"tokens={tokens!r} must be a whole number above 0: the tokens of this step")
+        if not self._losses.add(tokens, loss):
+            self._diverged()
+        # The sum is put into messages by `_tell`: the machine need not know it at each step.
+        self._client.memory.steps = self._machine.book.steps + 1
+        self._handle(events.Stepped(tokens, 0.0))
+        if self._machine.waiting is not None:
+            self._wait(math.inf)
+
+    def _diverged(self) -> None:
+        step = self._machine.book.steps + 1
+        self.close(f"diverged: the loss of step {step} is not finite")
+        raise DivergedError(f"the loss of step {step} of learner {self.name} is not finite; it left the run")
+
+    def _wait(self, deadline: float) -> None:
+        """Block while the machine waits (R9), each wait timed by its cause."""
+        memory = self._client.memory
+        while self._end is None and (cause := self._machine.waiting) is not None:
+            if time.monotonic() >= deadline:
+                raise JoinError(
+                    f"no first parameters came from {self._setup.address} in time; is the learner that hands them in "
+                    "still there? raise timeout_s for a large model"
+                )
+            memory.waiting = True
+            with self._timers.timed(cause):
+                items = self._client.wait(WAKE_S)
+            self._feed(items or [events.Wake()])
+        memory.waiting = False
+
+    def _feed(self, items: list[Any]) -> None:
+        for item in items:
+            self._handle(item)
+
+    def _handle(self, event: events.LearnerEvent) -> None:
+        if self._on_event is not None:
+            self._on_event(event)
+        for action in self._machine.handle(event, now_ns=time.monotonic_ns()):
+            self._performers[type(action)](action)
+
+    # ------------------------------------------------------------ actions
+
+    def _capture(self, action: events.Capture) -> None:
+        with self._timers.timed("capture"):
+            self._pieces.capture(action.announce.piece)
+        self._tell(action.announce)
+
+    def _capture_seed(self) -> None:
+        with self._timers.timed("capture"):
+            sizes = self._pieces.capture_seed()
+        self._client.send(events.SeedOffered(sizes))
+
+    def _take(self, action: events.Take) -> None:
+        with self._timers.timed("take"):
+            self._pieces.take(action.piece, action.place, action.how, subtract_sent=action.subtract_sent)
+        self._client.send(events.PlaceFreed(action.place))
+
+    def _revert(self, action: events.Revert) -> None:
+        with self._timers.timed("take"):
+            self._pieces.revert(action.piece)
+
+    def _tell(self, message: Any) -> None:
+        """Timings and the loss sum are the driver's to know."""
+        loss_sum = self._losses.settle() if isinstance(message, Leave) else self._losses.read()
+        if isinstance(message, Report | Announce | Leave):
+            message = replace(message, counters=replace(message.counters, loss_sum=loss_sum))
+        if isinstance(message, Report | Leave):
+            message = replace(message, timings=self._timers.timings())
+        self._client.send(events.FromLearner(message))
+
+    def _on_end(self, action: events.End) -> None:
+        self._end = action
+
+
+def _close_at_exit(learner: JoinedLearner) -> None:
+    """A script that ends without close() still says goodbye."""
+    reference = weakref.ref(learner)
+
+    def close() -> None:
+        live = reference()
+        if live is not None:
+            live.close()
+
+    atexit.register(close)
