@@ -39,6 +39,8 @@ class PieceView:
     last_named_slot: int
     """Slot of the last capture that was not missed; 0: none."""
     last_merged_slot: int
+    passed_slot: int
+    """Newest slot of this piece that is known to be over for this learner; it is not named again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ class CapturePlanner:
             if piece in chosen or not view.settled:
                 continue
             for slot in slots:
+                if slot <= view.passed_slot:
+                    continue
                 if self._fresh_enough(view, piece, slot) and self._in_time(slot, link, view.size_bytes):
                     if link.take(view.size_bytes):
                         chosen[piece] = slot
