@@ -127,7 +127,7 @@ class Agent:
         self._generation = event.welcome.generation
         self._connected = True
         self._backoff_ns = BACKOFF_FIRST_NS
-        self._actions.append(ToLearner(Heard(event.welcome)))
+        self._actions.append(ToLearner(Heard(event.welcome, self._now_ns)))
         for announce in sorted(self._announced.values(), key=lambda a: a.seq):
             self._actions.append(ToSyncer(announce))
         for message in (self._report, self._declare, self._leave):
@@ -176,7 +176,7 @@ class Agent:
             self._update_ready(message)
         elif isinstance(message, Fate):
             self._settled(message.piece, message.seq)
-        self._actions.append(ToLearner(Heard(message)))
+        self._actions.append(ToLearner(Heard(message, self._now_ns)))
         if isinstance(message, Replaced):
             self._finish()
 
@@ -184,9 +184,9 @@ class Agent:
         assert self._started_ns is not None
         self._connected = False
         if refusal.kind == "name" and self._now_ns < self._started_ns + self._name_wait_ns:
-            self._actions.append(Connect(0, NAME_RETRY_NS))
+            self._backoff_ns = NAME_RETRY_NS
             return
-        self._actions.append(ToLearner(Heard(refusal)))
+        self._actions.append(ToLearner(Heard(refusal, self._now_ns)))
         self._finish()
 
     # ------------------------------------------------------------ uploads
@@ -210,11 +210,11 @@ class Agent:
         assert upload is not None
         assert (upload.piece, upload.seq) == (event.piece, event.seq)
         self._upload = None
-        if event.result == "ok":
-            self._actions.append(
-                ToLearner(UploadDone(upload.piece, upload.seq, upload.size_bytes, event.duration_ns))
-            )
-        elif event.result == "broken" and upload.wanted:
+        whole = event.result == "ok"
+        if whole or event.moved_bytes:
+            done = UploadDone(upload.piece, upload.seq, event.moved_bytes, event.duration_ns, whole)
+            self._actions.append(ToLearner(done))
+        if event.result == "broken" and upload.wanted:
             self._uploads.insert(0, upload)
             self._upload_after_ns = self._now_ns + BACKOFF_FIRST_NS
 

@@ -39,6 +39,8 @@ class PieceView:
     last_named_slot: int
     """Slot of the last capture that was not missed; 0: none."""
     last_merged_slot: int
+    passed_slot: int
+    """Newest slot of this piece that is known to be over for this learner; it is not named again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class Horizon:
     closed_at_ns: int
     slot_interval_ns: int
     """0 while unknown."""
+    slack_ns: int
+    """How much longer the newest slot would have waited for one more learner."""
     delay_ns: int
     """Control delay to the syncer and back."""
     own_steps: int
@@ -83,22 +87,24 @@ class CapturePlanner:
         """(piece, slot) to capture now, in order. `backlog_bytes`: transfers that are not yet done, in order."""
         link = _Uplink(self._at, backlog_bytes, rate_bytes_per_s)
         chosen: dict[int, int] = {}
-        for piece, slots in self._candidates():
+        for piece, slots in self._candidates(link):
             view = self._pieces[piece]
             if piece in chosen or not view.settled:
                 continue
             for slot in slots:
+                if slot <= view.passed_slot:
+                    continue
                 if self._fresh_enough(view, piece, slot) and self._in_time(slot, link, view.size_bytes):
                     if link.take(view.size_bytes):
                         chosen[piece] = slot
                     break
         return list(chosen.items())
 
-    def _candidates(self) -> Iterator[tuple[int, list[int]]]:
+    def _candidates(self, link: _Uplink) -> Iterator[tuple[int, list[int]]]:
         """Pieces with the slots that they may name, most urgent first."""
         for piece in self._overdue():
             yield piece, self._slots_of(piece)
-        for slot in self._coming():
+        for slot in self._coming(link):
             yield self._config.piece_of(slot), [slot]
 
     def _overdue(self) -> list[int]:
@@ -115,17 +121,33 @@ class CapturePlanner:
         step = self._config.fragments
         return [s for s in range(first, first + ROUNDS_AHEAD * step, step) if s <= self._at.last_slot]
 
-    def _coming(self) -> list[int]:
-        """Slots above T that are expected to close before the next boundary's news could be there."""
+    def _coming(self, link: _Uplink) -> list[int]:
+        """Slots above T whose pieces cannot wait for the next boundary, in slot order."""
         at = self._at
-        horizon_ns = at.now_ns + (1 + EARLY) * at.step_ns + at.delay_ns
         slots = []
         for slot in range(at.closed + 1, min(at.closed + self._config.fragments, at.last_slot) + 1):
-            due = at.own_steps >= (slot - at.closed) * self._config.slot_steps
-            if not due and self.closing_ns(slot) > horizon_ns:
+            size_bytes = self._pieces[self._config.piece_of(slot)].size_bytes
+            if not self._cannot_wait(slot, link.arrival_ns(size_bytes)):
                 break
             slots.append(slot)
         return slots
+
+    def _cannot_wait(self, slot: int, arrival_ns: float) -> bool:
+        """True when the announcement, or the bytes, would be too late if captured at the next boundary.
+
+        The slot closes when it is expected to, or up to `slack_ns` later if it still lacks this learner.
+        """
+        at = self._at
+        if (slot - at.closed) * self._config.slot_steps <= at.own_steps:
+            return True
+        closing_ns = self.closing_ns(slot)
+        if closing_ns + self._overlap_ns() < arrival_ns + at.step_ns:
+            return True
+        return closing_ns + at.slack_ns <= at.now_ns + (1 + EARLY) * at.step_ns + at.delay_ns
+
+    def _overlap_ns(self) -> float:
+        interval_ns = self._at.slot_interval_ns or self._config.slot_steps * self._at.step_ns
+        return self._config.overlap * interval_ns / self._config.slot_steps
 
     def _fresh_enough(self, view: PieceView, piece: int, slot: int) -> bool:
         """The anchor will be at most `stale_max` versions old when `slot` is merged, if the slots before it merge.
@@ -139,10 +161,8 @@ class CapturePlanner:
 
     def _in_time(self, slot: int, link: _Uplink, size_bytes: int) -> bool:
         """Its bytes are expected by closing + overlap."""
-        interval_ns = self._at.slot_interval_ns or self._config.slot_steps * self._at.step_ns
-        overlap_ns = self._config.overlap * interval_ns / self._config.slot_steps
         closing_ns = max(self.closing_ns(slot), self._at.now_ns + self._at.delay_ns)
-        return link.arrival_ns(size_bytes) <= closing_ns + overlap_ns
+        return link.arrival_ns(size_bytes) <= closing_ns + self._overlap_ns()
 
 
 class _Uplink:

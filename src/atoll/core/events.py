@@ -278,9 +278,13 @@ SyncerAction = (
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The agent passes on a message of the syncer (Welcome also after a reconnect)."""
+    """The agent passes on a message of the syncer (Welcome also after a reconnect).
+
+    `at_ns`: when the agent got it, by the monotonic clock that both share; the training thread reads it later.
+    """
 
     message: SyncerMessage
+    at_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,12 +307,13 @@ class UpdateArrived:
 
 @dataclass(frozen=True, slots=True)
 class UploadDone:
-    """The syncer holds all bytes of this contribution. `rate` is what the link moved, bytes per second."""
+    """An upload ended. `whole`: the syncer holds all its bytes; else it was stopped. Both tell the link's rate."""
 
     piece: int
     seq: int
-    size_bytes: int
+    moved_bytes: int
     duration_ns: int
+    whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,11 +442,15 @@ class FromSyncer:
 
 @dataclass(frozen=True, slots=True)
 class UploadEnded:
-    """An upload finished (ok), was not wanted by the syncer (unwanted), or broke off (it is tried again)."""
+    """An upload finished (ok), was not wanted by the syncer (unwanted), or broke off (broken: it is tried again).
+
+    `moved_bytes` in `duration_ns` tell the rate of the link, whatever the result.
+    """
 
     piece: int
     seq: int
     result: str
+    moved_bytes: int
     duration_ns: int
 
 
@@ -502,8 +511,11 @@ class ToLearner:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Open the control stream with Hello of this generation (0: a new life) after `delay_ns`; then Connected or
-    ConnectionLost."""
+    """Open the control stream with Hello of this generation (0: a new life) after `delay_ns`.
+
+    Then comes Connected and some day ConnectionLost; or ConnectionLost alone; or FromSyncer(Refuse) and then
+    ConnectionLost, since the syncer closes the stream.
+    """
 
     generation: int
     delay_ns: int

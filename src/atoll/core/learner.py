@@ -106,12 +106,15 @@ class Learner:
         self._newest: list[UpdateReady | None] = [None] * pieces
         self._last_named = [0] * pieces
         self._last_merged = [0] * pieces
+        self._passed = [0] * pieces
         self._seq = 0
         self._connected = True
         self._lost_at_ns = 0
         self._closed = 0
+        self._heard_at_ns = 0
         self._closed_at_ns = 0
         self._interval_ns = 0
+        self._slack_ns = 0
         self._steps_at_closed = 0
         self._joined_at = 0
         self._reported_steps = 0
@@ -128,7 +131,7 @@ class Learner:
         self._finished_versions: tuple[Version, ...] | None = None
         self.ended: End | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
-            Heard: lambda event: self._messages[type(event.message)](event.message),
+            Heard: self._on_heard,
             StreamLost: self._on_stream_lost,
             UpdateArrived: self._on_update_arrived,
             UploadDone: self._on_upload_done,
@@ -187,6 +190,10 @@ class Learner:
 
     # ------------------------------------------------------------ what is heard
 
+    def _on_heard(self, event: Heard) -> None:
+        self._heard_at_ns = event.at_ns
+        self._messages[type(event.message)](event.message)
+
     def _on_welcome(self, message: Welcome) -> None:
         assert message.generation == self._generation
         self._connected = True
@@ -196,12 +203,13 @@ class Learner:
 
     def _on_pace(self, message: Pace) -> None:
         self._hear_pace(message.slot, message.slot_interval_ns)
+        self._slack_ns = message.slack_ns
 
     def _hear_pace(self, slot: int, interval_ns: int) -> None:
         self._interval_ns = interval_ns
         if slot > self._closed or self._closed_at_ns == 0:
             self._closed = slot
-            self._closed_at_ns = self._now_ns
+            self._closed_at_ns = self._heard_at_ns
             self._steps_at_closed = self.book.steps
 
     def _on_update_ready(self, message: UpdateReady) -> None:
@@ -215,10 +223,11 @@ class Learner:
         self._connected = False
 
     def _on_upload_done(self, event: UploadDone) -> None:
-        self._rate.add(event.size_bytes / max(event.duration_ns, 1) * 1e9)
+        if event.moved_bytes:
+            self._rate.add(event.moved_bytes / max(event.duration_ns, 1) * 1e9)
         unsettled = self.unsettled.get(event.piece)
         if unsettled is not None and unsettled.seq == event.seq:
-            unsettled.uploaded = True
+            unsettled.uploaded = unsettled.uploaded or event.whole
 
     def _on_fate(self, message: Fate) -> None:
         """Kept for the boundary: the step in progress is not in the book yet, but a revert would drop its work."""
@@ -236,6 +245,7 @@ class Learner:
             return
         del self.unsettled[message.piece]
         self._last_named[message.piece] = 0
+        self._passed[message.piece] = max(self._passed[message.piece], message.slot)
         book = self.book.pieces[message.piece]
         if message.fate == "missed":
             book.missed()
@@ -336,6 +346,7 @@ class Learner:
         self.book.pieces[piece].take(contains_in_flight=contains, overwrite=overwrite)
         self._actions.append(Take(piece, update.version, update.place, self._config.take, contains))
         self.anchors[piece] = update.version
+        self._passed[piece] = max(self._passed[piece], update.slot)
         if contains:
             del self.unsettled[piece]
             self._last_merged[piece] = update.slot
@@ -381,6 +392,7 @@ class Learner:
             self._closed,
             self._closed_at_ns,
             self._interval_ns,
+            self._slack_ns,
             self._delay_ns,
             self.book.steps - self._steps_at_closed,
             self._config.slots,
@@ -400,6 +412,7 @@ class Learner:
             newest.slot if newest is not None else 0,
             self._last_named[piece],
             self._last_merged[piece],
+            self._passed[piece],
         )
 
     def _backlog_bytes(self) -> list[int]:

@@ -126,7 +126,7 @@ class Checkers:
                 assert total == end.tokens, f"{life} piece {piece}: {total} of {end.tokens} have a fate"
                 assert end.lost[piece] >= 0
         granted = {Life(r.name, r.generation) for r in ends}
-        assert set(life for life, _ in self._merged) <= granted
+        assert {life for life, _ in self._merged} <= granted
         final = world.syncer.core.slots.versions()
         for learner in world.lives:
             if learner.core.ended is not None and learner.core.ended.ok and learner.core.ended.reason == "finished":

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from atoll.core import events as ev
 from atoll.core.agent import Agent
 from atoll.core.learner import Learner
-from atoll.core.messages import PROTOCOL_VERSION, Hello, Life, Merged, Report, Timings, Welcome
+from atoll.core.messages import PROTOCOL_VERSION, Hello, Life, Report, Timings, Welcome
 
 if TYPE_CHECKING:
     from atoll.sim.world import World
@@ -39,6 +40,17 @@ class LearnerSpec:
     down_bytes_per_s: float = 0.0
 
 
+@dataclass(slots=True)
+class _Move:
+    """A bulk transfer under way."""
+
+    total_bytes: int
+    bytes_per_s: float
+    done: Callable[[_Move], None]
+    stopped: Callable[[], bool]
+    moved_bytes: int = 0
+
+
 class SimAgent:
     """Driver of the agent in virtual time: streams, one upload and one download at a time."""
 
@@ -53,7 +65,7 @@ class SimAgent:
         self.cut = False
         """The control connection is down and cannot be opened."""
         self.bulk_cut = False
-        self.uploads_max = 0
+        self._stopped: tuple[int, int] | None = None
         self._beating = False
 
     def start(self) -> None:
@@ -107,13 +119,13 @@ class SimAgent:
             case ev.ToLearner(event):
                 self._to_learner(event)
             case ev.StartUpload(piece, seq, size_bytes):
-                self._move(size_bytes, self.spec.up_bytes_per_s, lambda ns: self._uploaded(piece, seq, ns), 0, size_bytes)
+                self._start_upload(piece, seq, size_bytes)
             case ev.StartDownload(piece, _, place, size_bytes):
                 self._start_download(piece, place, size_bytes)
             case ev.SetTimer(at_ns):
                 clock.call_at(at_ns, lambda: self.feed(ev.Wake()))
-            case ev.StopUpload():
-                pass
+            case ev.StopUpload(piece, seq):
+                self._stopped = (piece, seq)
             case ev.AgentDone():
                 self._done()
 
@@ -169,46 +181,54 @@ class SimAgent:
 
     # ------------------------------------------------------------ bulk
 
-    def _move(self, size: int, rate: float, done: object, moved: int, total: int, started: int | None = None) -> None:
-        """Move `total` bytes in chunks at `rate`; progress is heard by the syncer as a sign of life."""
+    def _move(self, move: _Move) -> None:
+        """Move the next chunk; progress is heard by the syncer as a sign of life."""
         clock = self._world.clock
-        began = clock.now_ns if started is None else started
         if not self.alive:
             return
         if self.bulk_cut:
-            clock.call_after(100 * MS, lambda: self._move(size, rate, done, moved, total, began))
+            clock.call_after(100 * MS, lambda: self._move(move))
             return
-        if self.life is not None and moved:
+        if self.life is not None and move.moved_bytes:
             self._world.syncer.feed(ev.BulkProgress(self.life))
-        if moved >= total:
-            done(clock.now_ns - began)  # type: ignore[operator]
+        if move.moved_bytes >= move.total_bytes or move.stopped():
+            move.done(move)
             return
-        chunk = -(-total // CHUNKS)
-        delay_ns = chunk / rate * 1e9 if rate else 0
-        clock.call_after(delay_ns, lambda: self._move(size, rate, done, moved + chunk, total, began))
+        chunk_bytes = -(-move.total_bytes // CHUNKS)
+        delay_ns = chunk_bytes / move.bytes_per_s * 1e9 if move.bytes_per_s else 0
+        move.moved_bytes += chunk_bytes
+        clock.call_after(delay_ns, lambda: self._move(move))
 
-    def _uploaded(self, piece: int, seq: int, duration_ns: int) -> None:
-        life = self.life
+    def _start_upload(self, piece: int, seq: int, size_bytes: int) -> None:
+        life, clock, latency_ns = self.life, self._world.clock, self.spec.latency_ns
         assert life is not None
+        began_ns = clock.now_ns
 
-        def arrive() -> None:
-            result = self._world.syncer.upload_arrived(life, piece, seq)
-            back = lambda: self.feed(ev.UploadEnded(piece, seq, result, max(duration_ns, 1)))  # noqa: E731
-            self._world.clock.call_after(self.spec.latency_ns, back)
+        def moved(move: _Move) -> None:
+            duration_ns = max(clock.now_ns - began_ns, 1)
 
-        self._world.clock.call_after(self.spec.latency_ns, arrive)
+            def arrive() -> None:
+                whole = move.moved_bytes >= size_bytes
+                result = self._world.syncer.upload_arrived(life, piece, seq) if whole else "unwanted"
+                ended = ev.UploadEnded(piece, seq, result, min(move.moved_bytes, size_bytes), duration_ns)
+                clock.call_after(latency_ns, lambda: self.feed(ended))
+
+            clock.call_after(latency_ns, arrive)
+
+        rate = self.spec.up_bytes_per_s
+        self._move(_Move(size_bytes, rate, moved, lambda: self._stopped == (piece, seq)))
 
     def _start_download(self, piece: int, place: int, size_bytes: int) -> None:
         assert self.life is not None
         found = self._world.syncer.published[piece]
         merged = found.merged_for(self.life)
 
-        def done(duration_ns: int) -> None:
+        def done(move: _Move) -> None:
             self.feed(ev.DownloadEnded(piece, place, found.version, found.slot, merged, True))
 
         self._world.clock.call_after(
             2 * self.spec.latency_ns,
-            lambda: self._move(size_bytes, self.spec.down_bytes_per_s, done, 0, size_bytes),
+            lambda: self._move(_Move(size_bytes, self.spec.down_bytes_per_s, done, lambda: False)),
         )
 
 
@@ -330,5 +350,3 @@ class SimLearner:
         self._world.check()
         self._go_on()
 
-
-__all__ = ["LearnerSpec", "Merged", "SimAgent", "SimLearner"]

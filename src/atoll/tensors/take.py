@@ -1,8 +1,8 @@
 """Taking an update (protocol R7): what a learner's piece becomes when a new anchor arrives, or a refusal.
 
 Per piece a learner has theta (what it trains) and the anchor A (the bits as received). Its displacement is
-r = theta - A; it sends sent = decode(encode(r)) and the syncer takes Delta = -sent. All flat fp32 [P], as `gather`
-returns them, never parameters. Nothing is written in place, no result shares memory with an argument.
+r = theta - A; it sends sent = decode(encode(r)) and the syncer takes Delta = -sent. All flat fp32 [P] (see
+`gather`), never parameters. Nothing is written in place, no result shares memory with an argument.
 """
 
 from __future__ import annotations

@@ -1,0 +1,256 @@
+"""The recipe's training loop. `train` is the whole of it; the rest of the file is its parts."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import atoll
+from atoll.errors import ConfigError, DivergedError
+from atoll.recipes.data import Corpus, batches, check_corpus, load_corpus
+from atoll.recipes.model import MODELS, build_model
+from atoll.recipes.schedule import rate_factor, rewarm_factor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """What suits a model on one CPU core; each can be overridden in TrainConfig."""
+
+    batch: int
+    """Windows per step."""
+    length: int
+    """Bytes per window."""
+    lr: float
+    """Peak rate of AdamW."""
+
+
+PRESETS = {
+    "tiny": Preset(batch=8, length=128, lr=6e-3),
+    "small": Preset(batch=4, length=256, lr=1e-3),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One learner's settings. Checked when built; None takes the model's preset."""
+
+    name: str
+    """This learner's name."""
+    run_dir: Path
+    """Where the step log goes: <run_dir>/steps/<name>-<generation>.jsonl."""
+    model: str = "tiny"
+    """A name in MODELS."""
+    data: tuple[str, ...] = ("stdlib",)
+    """What `load_corpus` takes."""
+    learner_index: int = 0
+    """Which share of the data is this learner's, from 0."""
+    learners: int = 1
+    """Shares the data is cut into."""
+    seed: int = 0
+    """Of the first weights (alike on all learners) and, with name and generation, of the data order."""
+    batch: int | None = None
+    """Windows per step."""
+    length: int | None = None
+    """Bytes per window."""
+    lr: float | None = None
+    """Peak learning rate."""
+    warmup: float = 0.05
+    """Share of the run in which the rate rises."""
+    rewarm_steps: int = 20
+    """Own steps over which the rate rises again for a learner that joins after the warm-up."""
+    weight_decay: float = 0.1
+    """On matrices only."""
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    slow: float = 1.0
+    """Each step takes this many times as long (a real sleep): an unequal machine, on purpose."""
+    threads: int = 1
+    """torch threads of this process; importing torch alone would take all cores."""
+    device: str = "cpu"
+    """Where the model lives."""
+
+    def __post_init__(self) -> None:
+        if self.model not in MODELS:
+            raise ConfigError(f"model={self.model!r} is unknown; use one of {', '.join(MODELS)}")
+        if not 1 <= self.slow < math.inf:
+            raise ConfigError(f"slow={self.slow} must be at least 1 (1 is full speed)")
+        for field in ("batch", "length", "threads", "learners"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ConfigError(f"{field}={value} must be at least 1")
+        length, context = self.preset().length, MODELS[self.model].context
+        if length > context:
+            raise ConfigError(f"length={length} must be at most context={context} of model={self.model!r}")
+        if not 0 <= self.warmup <= 1:
+            raise ConfigError(f"warmup={self.warmup} must be from 0 to 1, a share of the run")
+
+    def preset(self) -> Preset:
+        """Batch, length and rate in force."""
+        base = PRESETS[self.model]
+        return Preset(
+            batch=self.batch or base.batch, length=self.length or base.length, lr=self.lr or base.lr
+        )
+
+
+class Learner(Protocol):
+    """What the loop needs of `atoll.join`."""
+
+    @property
+    def progress(self) -> float:
+        """Of the run, 0 to 1."""
+
+    @property
+    def generation(self) -> int:
+        """Which life of this name."""
+
+    def step(self, *, tokens: int, loss: float) -> bool:
+        """After every optimizer step; False when the run is over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """What a learner did in this life."""
+
+    steps: int
+    tokens: int
+    loss: float
+    model: nn.Module
+
+
+def train(config: TrainConfig, *, join: Callable[..., Learner] | None = None, **options: Any) -> TrainResult:
+    """Train until the run is over. `options` go to `atoll.join` (address and so on)."""
+    torch.set_num_threads(config.threads)
+    preset = config.preset()
+    corpus = load_corpus(*config.data)
+    check_corpus(corpus, learners=config.learners, length=preset.length)
+    model = build_model(config.model, config.seed).to(config.device)
+    optimizer = make_optimizer(model, lr=preset.lr, weight_decay=config.weight_decay)
+    learner = (join or atoll.join)(model, optimizer, name=config.name, **options)
+    rate = RateSchedule(peak=preset.lr, config=config, joined_at=learner.progress)
+    tokens, steps, loss = preset.batch * preset.length, 0, math.nan
+    with open_step_log(config.run_dir, config.name, learner.generation) as log:
+        for inputs, targets in own_batches(corpus, config, learner.generation):
+            started = time.perf_counter()
+            set_rate(optimizer, rate(learner.progress, steps))
+            steps += 1
+            who = f"learner {config.name!r} at step {steps}"
+            loss = train_step(model, optimizer, inputs, targets, clip=config.clip, who=who)
+            time.sleep((config.slow - 1) * (time.perf_counter() - started))
+            write_step(log, step=steps, tokens=tokens, loss=loss)
+            if not learner.step(tokens=tokens, loss=loss):  # publishes, applies what arrived; never waits
+                break
+    return TrainResult(steps=steps, tokens=steps * tokens, loss=loss, model=model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateSchedule:
+    """The learning rate of one life of a learner."""
+
+    peak: float
+    """Rate at factor 1."""
+    config: TrainConfig
+    """Warm-up and re-warm lengths."""
+    joined_at: float
+    """The run's progress when this life began."""
+
+    def __call__(self, progress: float, own_step: int) -> float:
+        """Peak times the run's factor times the re-warm factor; own_step from 0."""
+        warmup = self.config.warmup
+        again = rewarm_factor(
+            own_step, steps=self.config.rewarm_steps, joined_at=self.joined_at, warmup=warmup
+        )
+        return self.peak * rate_factor(progress, warmup=warmup) * again
+
+
+def own_batches(corpus: Corpus, config: TrainConfig, generation: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """This learner's (inputs, targets) on its device, int64 [batch, length] each, without end."""
+    preset = config.preset()
+    for inputs, targets in batches(
+        corpus,
+        learner_index=config.learner_index,
+        learners=config.learners,
+        seed=config.seed,
+        name=config.name,
+        generation=generation,
+        batch=preset.batch,
+        length=preset.length,
+    ):
+        yield inputs.to(config.device), targets.to(config.device)
+
+
+def make_optimizer(model: nn.Module, *, lr: float, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW, betas 0.9 and 0.95; weight decay on matrices only (not on gains)."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(0.9, 0.95))
+
+
+def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """One rate for every group."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def train_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    clip: float,
+    who: str,
+) -> float:
+    """One step on int64 [B, T] each; the loss in nats per byte. Raises DivergedError before a bad step is
+    taken."""
+    loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+    value = loss.item()  # device sync
+    if not math.isfinite(value):
+        raise DivergedError(f"loss {value} of {who} is not finite; lower the learning rate or check the data")
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), clip).item()  # device sync
+    if not math.isfinite(norm):
+        raise DivergedError(f"gradient norm {norm} of {who} is not finite; lower the learning rate")
+    optimizer.step()
+    return value
+
+
+def open_step_log(run_dir: Path, name: str, generation: int) -> TextIO:
+    """<run_dir>/steps/<name>-<generation>.jsonl, a line at a time: what an audit recounts without trusting
+    us."""
+    folder = run_dir / "steps"
+    folder.mkdir(parents=True, exist_ok=True)
+    return (folder / f"{name}-{generation}.jsonl").open("a", buffering=1, encoding="utf-8")
+
+
+def write_step(log: TextIO, *, step: int, tokens: int, loss: float) -> None:
+    """Written before the step is reported, so that a crash never leaves a reported step without its line."""
+    log.write(json.dumps({"step": step, "tokens": tokens, "loss": loss, "t_ns": time.monotonic_ns()}) + "\n")
+
+
+def slow_factor(settings: Sequence[str], name: str) -> float:
+    """`--slow NAME=FACTOR`, any number of times: this learner's factor, 1.0 where it is not named."""
+    factor = 1.0
+    for setting in settings:
+        who, _, value = setting.rpartition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not who or not 1 <= number < math.inf:
+            raise ConfigError(f"slow {setting!r} must be NAME=FACTOR with a factor of at least 1, like l1=4")
+        if who == name:
+            factor = number
+    return factor
