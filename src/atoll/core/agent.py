@@ -184,7 +184,7 @@ class Agent:
         assert self._started_ns is not None
         self._connected = False
         if refusal.kind == "name" and self._now_ns < self._started_ns + self._name_wait_ns:
-            self._actions.append(Connect(0, NAME_RETRY_NS))
+            self._backoff_ns = NAME_RETRY_NS
             return
         self._actions.append(ToLearner(Heard(refusal, self._now_ns)))
         self._finish()

@@ -39,6 +39,8 @@ class PieceView:
     last_named_slot: int
     """Slot of the last capture that was not missed; 0: none."""
     last_merged_slot: int
+    passed_slot: int
+    """Newest slot of this piece that is known to be over for this learner; it is not named again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,8 @@ class Horizon:
     closed_at_ns: int
     slot_interval_ns: int
     """0 while unknown."""
-    grace_ns: int
-    """Grace window of the newest slot: how long a slot waits for one that is a little late."""
+    slack_ns: int
+    """How much longer the newest slot would have waited for one more learner."""
     delay_ns: int
     """Control delay to the syncer and back."""
     own_steps: int
@@ -90,6 +92,8 @@ class CapturePlanner:
             if piece in chosen or not view.settled:
                 continue
             for slot in slots:
+                if slot <= view.passed_slot:
+                    continue
                 if self._fresh_enough(view, piece, slot) and self._in_time(slot, link, view.size_bytes):
                     if link.take(view.size_bytes):
                         chosen[piece] = slot
@@ -131,24 +135,15 @@ class CapturePlanner:
     def _cannot_wait(self, slot: int, arrival_ns: float) -> bool:
         """True when the announcement, or the bytes, would be too late if captured at the next boundary.
 
-        A learner whose own clock completes the slot at the next boundary is among those that set the pace. If grace
-        waits for such, it captures then, one step fresher, unless the slot is expected clearly before.
+        The slot closes when it is expected to, or up to `slack_ns` later if it still lacks this learner.
         """
         at = self._at
-        own_steps_left = (slot - at.closed) * self._config.slot_steps - at.own_steps
-        if own_steps_left <= 0:
+        if (slot - at.closed) * self._config.slot_steps <= at.own_steps:
             return True
         closing_ns = self.closing_ns(slot)
         if closing_ns + self._overlap_ns() < arrival_ns + at.step_ns:
             return True
-        if own_steps_left == 1 and self._keeps_pace():
-            return closing_ns <= at.now_ns + (1 - EARLY) * at.step_ns
-        return closing_ns <= at.now_ns + (1 + EARLY) * at.step_ns + at.delay_ns
-
-    def _keeps_pace(self) -> bool:
-        at = self._at
-        as_fast = self._config.slot_steps * at.step_ns <= (1 + EARLY) * at.slot_interval_ns
-        return as_fast and at.grace_ns >= 2 * EARLY * at.step_ns
+        return closing_ns + at.slack_ns <= at.now_ns + (1 + EARLY) * at.step_ns + at.delay_ns
 
     def _overlap_ns(self) -> float:
         interval_ns = self._at.slot_interval_ns or self._config.slot_steps * self._at.step_ns

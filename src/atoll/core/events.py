@@ -511,8 +511,11 @@ class ToLearner:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Open the control stream with Hello of this generation (0: a new life) after `delay_ns`; then Connected or
-    ConnectionLost."""
+    """Open the control stream with Hello of this generation (0: a new life) after `delay_ns`.
+
+    Then comes Connected and some day ConnectionLost; or ConnectionLost alone; or FromSyncer(Refuse) and then
+    ConnectionLost, since the syncer closes the stream.
+    """
 
     generation: int
     delay_ns: int

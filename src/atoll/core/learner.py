@@ -106,6 +106,7 @@ class Learner:
         self._newest: list[UpdateReady | None] = [None] * pieces
         self._last_named = [0] * pieces
         self._last_merged = [0] * pieces
+        self._passed = [0] * pieces
         self._seq = 0
         self._connected = True
         self._lost_at_ns = 0
@@ -113,7 +114,7 @@ class Learner:
         self._heard_at_ns = 0
         self._closed_at_ns = 0
         self._interval_ns = 0
-        self._grace_ns = 0
+        self._slack_ns = 0
         self._steps_at_closed = 0
         self._joined_at = 0
         self._reported_steps = 0
@@ -202,7 +203,7 @@ class Learner:
 
     def _on_pace(self, message: Pace) -> None:
         self._hear_pace(message.slot, message.slot_interval_ns)
-        self._grace_ns = message.grace_ns
+        self._slack_ns = message.slack_ns
 
     def _hear_pace(self, slot: int, interval_ns: int) -> None:
         self._interval_ns = interval_ns
@@ -244,6 +245,7 @@ class Learner:
             return
         del self.unsettled[message.piece]
         self._last_named[message.piece] = 0
+        self._passed[message.piece] = max(self._passed[message.piece], message.slot)
         book = self.book.pieces[message.piece]
         if message.fate == "missed":
             book.missed()
@@ -344,6 +346,7 @@ class Learner:
         self.book.pieces[piece].take(contains_in_flight=contains, overwrite=overwrite)
         self._actions.append(Take(piece, update.version, update.place, self._config.take, contains))
         self.anchors[piece] = update.version
+        self._passed[piece] = max(self._passed[piece], update.slot)
         if contains:
             del self.unsettled[piece]
             self._last_merged[piece] = update.slot
@@ -389,7 +392,7 @@ class Learner:
             self._closed,
             self._closed_at_ns,
             self._interval_ns,
-            self._grace_ns,
+            self._slack_ns,
             self._delay_ns,
             self.book.steps - self._steps_at_closed,
             self._config.slots,
@@ -409,6 +412,7 @@ class Learner:
             newest.slot if newest is not None else 0,
             self._last_named[piece],
             self._last_merged[piece],
+            self._passed[piece],
         )
 
     def _backlog_bytes(self) -> list[int]:

@@ -69,6 +69,8 @@ class Member:
     reported_at_ns: int = 0
     waiting: bool = False
     clock: int = 0
+    clock_restarts: bool = False
+    """It was away: the steps until its next report are surplus and do not count (R2)."""
     declared: bool = False
     timings: Timings = field(default_factory=Timings)
     open: dict[int, Contribution] = field(default_factory=dict)
@@ -231,6 +233,7 @@ class Roster:
         member.last_sign_ns = self._ctx.now_ns
         if member.state == "away" and member.stream is not None:
             cause = "returned" if member.adopted else "returned early"
+            member.clock_restarts = True
             self.move(member, cause, "heard again")
 
     def advance(self, member: Member, steps: int, waiting: bool) -> None:

@@ -170,11 +170,14 @@ class SeedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Slot `slot` has closed after a grace window of `grace_ns`; the next one is expected `slot_interval_ns` later."""
+    """Slot `slot` has closed; the next one is expected `slot_interval_ns` later.
+
+    `slack_ns`: how much longer its grace would have waited for one more learner.
+    """
 
     slot: int
     slot_interval_ns: int
-    grace_ns: int
+    slack_ns: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ class RunLine:
     """Values per piece."""
     versions: dict[str, str]
     """Of Atoll, torch, Python. Filled in by the driver."""
+    layout: tuple[tuple[tuple[str, int, bool], ...], ...]
+    """Per piece, its tensors in order: (name, values, averaged)."""
 
 
 @dataclass(frozen=True, slots=True)

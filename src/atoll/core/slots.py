@@ -130,9 +130,16 @@ class SlotEngine:
     # ------------------------------------------------------------ pace and quorum (R2, R3)
 
     def tick(self, member: Member, new_steps: int) -> None:
-        """A report of `new_steps`: c = min(max(c + n, T*s), (T+1)*s)."""
+        """A report of `new_steps`: c = min(max(c + n, T*s), (T+1)*s).
+
+        The first report after an absence starts at T*s like a newcomer's: while few are back K_eff is small, and the
+        surplus of each one that returns would make a slot of its own.
+        """
         steps = self._config.slot_steps
         low, high = self.reached * steps, (self.reached + 1) * steps
+        if member.clock_restarts:
+            member.clock, member.clock_restarts = low, False
+            return
         member.clock = min(max(member.clock + new_steps, low), high)
         if member.clock == high and self._first_clock_ns is None:
             self._first_clock_ns = self._ctx.now_ns
@@ -259,8 +266,9 @@ class SlotEngine:
         if slot.number > 1:
             self._interval.add(now_ns - self._closed_at_ns)
         self._closed_at_ns = now_ns
+        slack_ns = max(0, slot.quorum_ns + slot.grace_ns - now_ns)
         for member in self._roster.present():
-            self._ctx.send(member.stream, Pace(slot.number, self.interval_ns, slot.grace_ns))
+            self._ctx.send(member.stream, Pace(slot.number, self.interval_ns, slack_ns))
             if slot.number == self.last:
                 self._ctx.send(member.stream, Finishing(slot.number))
 

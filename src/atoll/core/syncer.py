@@ -352,7 +352,6 @@ class Syncer:
         if not self._hear(member, message.counters):
             return
         member.timings = message.timings
-        self._write_report(member)
         for contribution in list(member.open.values()):
             if not contribution.complete:
                 self.slots.settle(contribution, "missed", f"its learner left: {message.reason}")

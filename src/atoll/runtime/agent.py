@@ -74,6 +74,7 @@ class AgentDriver:
         self._timer: asyncio.TimerHandle | None = None
         self._beat_interval_s = 0.0
         self._run_id = ""
+        self._start_cpu_ns = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._leaving = False
         self._performers: dict[type, Callable[[Any], None]] = {
@@ -198,18 +199,23 @@ class AgentDriver:
         await session.call.write(convert.learner_to_wire(self._hello(generation)))
         envelope = await asyncio.wait_for(session.call.read(), FIRST_ANSWER_S)
         while envelope is not grpc.aio.EOF and session is self._session:
-            message = convert.syncer_from_wire(envelope)
-            if isinstance(message, Welcome):
-                self._welcomed(message, convert.bulk_port_of(envelope))
-                self.dispatch(events.Connected(message))
-            else:
-                self.dispatch(events.FromSyncer(message))
+            for single in convert.unbatch(envelope):
+                if session is self._session:
+                    self._hear(single)
             envelope = await session.call.read()
         if session is not self._session:
             return "replaced by a newer stream"
         code = await session.call.code()
         details = await session.call.details()
         return convert.one_line(f"{code.name.lower()}: {details or 'the syncer closed the stream'}")
+
+    def _hear(self, envelope: pb.SyncerEnvelope) -> None:
+        message = convert.syncer_from_wire(envelope)
+        if isinstance(message, Welcome):
+            self._welcomed(message, convert.bulk_port_of(envelope))
+            self.dispatch(events.Connected(message))
+        else:
+            self.dispatch(events.FromSyncer(message))
 
     def _hello(self, generation: int) -> Hello:
         assert self._setup is not None
@@ -230,6 +236,7 @@ class AgentDriver:
             layout = make_layout(self._setup.tensors, config.fragments)
             self._memory.grow(make_plan(layout.piece_sizes, config.payload))
             self._transfers = Transfers(self._memory, self._token)
+            self._start_cpu_ns = cpu_ns()
             self._beat_interval_s = config.heartbeat_interval_ns / 1e9
             self._loop.call_later(self._beat_interval_s, self._beat)
             for place in range(PLACES):
@@ -252,7 +259,9 @@ class AgentDriver:
     async def _write_outbox(self, session: _Session) -> None:
         try:
             while session.outbox and not session.ended.is_set():
-                await session.call.write(convert.learner_to_wire(session.outbox.popleft()))
+                count = min(len(session.outbox), convert.BATCH_MAX)
+                wire = [convert.learner_to_wire(session.outbox.popleft()) for _ in range(count)]
+                await session.call.write(convert.batch(wire))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             # The reader sees the end of the stream too and tells the machine.
             session.outbox.clear()
@@ -274,7 +283,8 @@ class AgentDriver:
                     await session.ended.wait()
         except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
             pass
-        self._tell_learner(AgentCost(cpu_ns(), self._memory.progress_bytes))
+        self._loop.remove_reader(self._pipe.sock)
+        self._tell_learner(AgentCost(cpu_ns(), self._start_cpu_ns, self._memory.progress_bytes))
         if not self._result.done():
             self._result.set_result(0)
 

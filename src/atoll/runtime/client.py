@@ -53,24 +53,31 @@ class AgentClient:
         _close_in_children(self)
         self.pipe.send(setup)
 
+    def flush(self) -> None:
+        """Let the agent see what was sent: once per step, so that it wakes once."""
+        try:
+            self.pipe.flush()
+        except PipeError as error:
+            raise self._gone() from error
+
     def poll(self) -> list[Any]:
         """Items that have come; never blocks. RunError where the agent is gone."""
         try:
-            self.pipe.flush()
             return self._sorted(self.pipe.receive())
         except PipeError as error:
             raise self._gone() from error
 
     def wait(self, timeout_s: float) -> list[Any]:
         """Items that come within `timeout_s`; empty after that."""
+        self.flush()
         write = [self.pipe.sock] if self.pipe.sending else []
         readable, writable, _ = select.select([self.pipe.sock], write, [], max(0.0, timeout_s))
         return self.poll() if readable or writable else []
 
     def send(self, item: Any) -> None:
-        """Hand an item to the agent. RunError where it is gone."""
+        """Hand an item to the agent at the next `flush` or `wait`. RunError where it is gone."""
         try:
-            self.pipe.send(item)
+            self.pipe.put(item)
         except PipeError as error:
             raise self._gone() from error
 

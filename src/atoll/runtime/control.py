@@ -129,8 +129,10 @@ class ControlService:
     async def _write(self, stream: Stream, context: Any) -> None:
         while True:
             while stream.outbox:
-                message = stream.outbox.popleft()
-                await context.write(convert.syncer_to_wire(message, self.bulk_port))
+                count = min(len(stream.outbox), convert.BATCH_MAX)
+                messages = [stream.outbox.popleft() for _ in range(count)]
+                wire = [convert.syncer_to_wire(message, self.bulk_port) for message in messages]
+                await context.write(convert.batch(wire))
             if stream.closing:
                 return
             stream.wake.clear()
@@ -142,9 +144,10 @@ class ControlService:
                 envelope = await context.read()
                 if envelope is grpc.aio.EOF:
                     break
-                message = convert.learner_from_wire(envelope, self._pieces())
-                if not stream.closing:
-                    self._on_message(stream.number, message)
+                for single in convert.unbatch(envelope):
+                    message = convert.learner_from_wire(single, self._pieces())
+                    if not stream.closing:
+                        self._on_message(stream.number, message)
         except WireError as error:
             self._on_fault(f"learner {stream.hello.name} was cut off: {error}")
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):

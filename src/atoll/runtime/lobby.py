@@ -127,5 +127,9 @@ class Lobby:
             fingerprint=opened.layout.fingerprint,
             piece_sizes=opened.layout.piece_sizes,
             versions=versions,
+            layout=tuple(
+                tuple((tensor.name, tensor.size, tensor.averaged) for tensor in piece.tensors)
+                for piece in opened.layout.pieces
+            ),
         )
         return run, EpochLine(now_ns, epoch.number, epoch.holder)

@@ -47,9 +47,12 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class AgentCost:
-    """Last frame of the agent: its CPU time, user and system, since it began; and after how many bulk bytes."""
+    """Last frame of the agent: its CPU time, user and system, and what it did for it."""
 
     cpu_ns: int
+    """Since the process began."""
+    start_cpu_ns: int
+    """Part of it before the first Welcome: interpreter, imports, connecting. Does not grow with the run."""
     bulk_bytes: int
 
 
@@ -126,11 +129,15 @@ class Pipe:
 
     def send(self, item: Any) -> None:
         """Hand an item over. PipeError where the other side is gone, or takes nothing at all."""
+        self.put(item)
+        self.flush()
+
+    def put(self, item: Any) -> None:
+        """Hand an item over at the next `flush`: several then wake the other side once."""
         frame = encode_frame(item)
         if len(self._backlog) + len(frame) > BACKLOG_BYTES_MAX:
             raise PipeError(f"the other process took nothing for {len(self._backlog)} bytes; it hangs")
         self._backlog += frame
-        self.flush()
 
     def flush(self) -> None:
         """Write what can be written now."""

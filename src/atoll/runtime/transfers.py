@@ -14,7 +14,7 @@ from atoll.core.events import DownloadEnded, StartDownload, StartUpload, UploadE
 from atoll.core.messages import Life, Merged, Version
 from atoll.errors import AtollError
 from atoll.runtime.memory import SharedMemory
-from atoll.tensors.hashing import HASH_BYTES
+from atoll.tensors.hashing import HASH_BYTES, payload_hash
 from atoll.wire import atoll_pb2 as pb
 from atoll.wire import channel as wire_channel
 from atoll.wire import convert
@@ -64,6 +64,10 @@ class Transfers:
         self._open_state = channel.unary_unary(
             SERVICE + "UploadState", pb.ContributionId.SerializeToString, pb.UploadStateResult.FromString
         )
+        # What fits one chunk is one message: gRPC then does the whole call in one operation.
+        self._open_whole_upload = channel.unary_unary(
+            SERVICE + "Upload", pb.UploadChunk.SerializeToString, pb.UploadResult.FromString
+        )
         self._open_upload = channel.stream_unary(
             SERVICE + "Upload", pb.UploadChunk.SerializeToString, pb.UploadResult.FromString
         )
@@ -103,6 +107,8 @@ class Transfers:
             offset = convert.check_number("offset", state.offset, action.size_bytes)
         if self._uploading is None:
             return "unwanted"
+        if offset == 0 and action.size_bytes <= self._pacer.chunk_bytes:
+            return await self._send_whole(name, action)
         call = self._upload_call = self._open_upload(metadata=self._metadata)
         try:
             await self._send_chunks(call, name, action, offset)
@@ -112,6 +118,17 @@ class Transfers:
             if self._uploading is None:
                 return "unwanted"
         answer = await call
+        return "unwanted" if answer.unwanted else "ok"
+
+    async def _send_whole(self, name: pb.ContributionId, action: StartUpload) -> str:
+        data = bytes(self._memory.upload(action.piece)[: action.size_bytes])
+        header = pb.UploadHeader(id=name, size_bytes=action.size_bytes)
+        chunk = pb.UploadChunk(header=header, data=data, seal=payload_hash(data))
+        before_ns = time.monotonic_ns()
+        self._upload_call = self._open_whole_upload(chunk, metadata=self._metadata)
+        answer = await self._upload_call
+        self._pacer.written(action.size_bytes, time.monotonic_ns() - before_ns)
+        self._memory.progress_bytes += action.size_bytes
         return "unwanted" if answer.unwanted else "ok"
 
     async def _send_chunks(self, call: Any, name: pb.ContributionId, action: StartUpload, offset: int) -> None:

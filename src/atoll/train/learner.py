@@ -33,7 +33,7 @@ from atoll.core.messages import Announce, Leave, Refuse, Report, Welcome
 from atoll.errors import ConfigError, DivergedError, FinishedError, JoinError, RunError
 from atoll.runtime.client import AgentClient
 from atoll.runtime.memory import make_plan
-from atoll.runtime.pipe import Setup
+from atoll.runtime.pipe import AgentCost, Setup
 from atoll.tensors.flat import specs_of
 from atoll.train.losses import LossSum
 from atoll.train.pieces import Pieces, check_optimizers
@@ -155,9 +155,9 @@ class JoinedLearner:
         return {**timers.by_cause, **own}
 
     @property
-    def agent_cpu_ns(self) -> int | None:
+    def agent_cost(self) -> AgentCost | None:
         """CPU time of the agent process; None before it has ended."""
-        return None if self._client.cost is None else self._client.cost.cpu_ns
+        return self._client.cost
 
     def step(self, tokens: int, loss: float | Tensor | None = None, skipped: bool = False) -> bool:
         """Call once after each optimizer step, with its tokens and mean loss. False: the run is over, stop training.
@@ -253,6 +253,7 @@ class JoinedLearner:
         self._handle(events.Stepped(tokens, 0.0))
         if self._machine.waiting is not None:
             self._wait(math.inf)
+        self._client.flush()
 
     def _diverged(self) -> None:
         step = self._machine.book.steps + 1

@@ -71,23 +71,25 @@ class Timings(_message.Message):
     def __init__(self, blocked: _Optional[_Iterable[_Union[Blocked, _Mapping]]] = ..., step_ns: _Optional[int] = ..., step_ns_max: _Optional[int] = ..., gap_ns_max: _Optional[int] = ...) -> None: ...
 
 class LearnerEnvelope(_message.Message):
-    __slots__ = ("hello", "report", "heartbeat", "announce", "declare", "leave")
+    __slots__ = ("hello", "report", "heartbeat", "announce", "declare", "leave", "more")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
     DECLARE_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     report: Report
     heartbeat: Heartbeat
     announce: Announce
     declare: Declare
     leave: Leave
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., announce: _Optional[_Union[Announce, _Mapping]] = ..., declare: _Optional[_Union[Declare, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[LearnerEnvelope]
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., announce: _Optional[_Union[Announce, _Mapping]] = ..., declare: _Optional[_Union[Declare, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., more: _Optional[_Iterable[_Union[LearnerEnvelope, _Mapping]]] = ...) -> None: ...
 
 class SyncerEnvelope(_message.Message):
-    __slots__ = ("welcome", "refuse", "seed_request", "pace", "fate", "update_ready", "finishing", "final_round", "finished", "replaced")
+    __slots__ = ("welcome", "refuse", "seed_request", "pace", "fate", "update_ready", "finishing", "final_round", "finished", "replaced", "more")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSE_FIELD_NUMBER: _ClassVar[int]
     SEED_REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +100,7 @@ class SyncerEnvelope(_message.Message):
     FINAL_ROUND_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     REPLACED_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refuse: Refuse
     seed_request: SeedRequest
@@ -108,7 +111,8 @@ class SyncerEnvelope(_message.Message):
     final_round: FinalRound
     finished: Finished
     replaced: Replaced
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., seed_request: _Optional[_Union[SeedRequest, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., fate: _Optional[_Union[Fate, _Mapping]] = ..., update_ready: _Optional[_Union[UpdateReady, _Mapping]] = ..., finishing: _Optional[_Union[Finishing, _Mapping]] = ..., final_round: _Optional[_Union[FinalRound, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., replaced: _Optional[_Union[Replaced, _Mapping]] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[SyncerEnvelope]
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., seed_request: _Optional[_Union[SeedRequest, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., fate: _Optional[_Union[Fate, _Mapping]] = ..., update_ready: _Optional[_Union[UpdateReady, _Mapping]] = ..., finishing: _Optional[_Union[Finishing, _Mapping]] = ..., final_round: _Optional[_Union[FinalRound, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., replaced: _Optional[_Union[Replaced, _Mapping]] = ..., more: _Optional[_Iterable[_Union[SyncerEnvelope, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "run_id", "name", "generation", "fingerprint", "tensors")

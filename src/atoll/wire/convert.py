@@ -8,9 +8,9 @@ violations.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 from atoll.core import messages as core
 from atoll.core.layout import DIMENSIONS_MAX, NAME_LENGTH_MAX, TENSORS_MAX, TensorSpec
@@ -23,10 +23,13 @@ PIECES_MAX = TENSORS_MAX
 ALIASES_MAX = 64
 CAUSES_MAX = 32
 SETTINGS_MAX = 256
+BATCH_MAX = 64
 WORD_LENGTH_MAX = 32
 TEXT_LENGTH_MAX = 2000
 NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,64}")
 HASH_PATTERN = re.compile(r"([0-9a-f]{32})?")
+
+Envelope = TypeVar("Envelope", pb.LearnerEnvelope, pb.SyncerEnvelope)
 
 
 class WireError(AtollError):
@@ -466,6 +469,25 @@ def bulk_port_of(envelope: pb.SyncerEnvelope) -> int:
     if not port:
         raise WireError("bulk_port=0 cannot be connected to")
     return port
+
+
+# ------------------------------------------------------------------------------------------------ batches
+
+
+def batch(envelopes: Sequence[Envelope]) -> Envelope:
+    """Several envelopes, in order, as one that is written at once. At least one, at most BATCH_MAX."""
+    first = envelopes[0]
+    if len(envelopes) > 1:
+        first.more.extend(envelopes[1:])  # type: ignore[arg-type]
+    return first
+
+
+def unbatch(envelope: Envelope) -> list[Envelope]:
+    """The inverse of `batch`."""
+    more = check_count("batch", envelope.more, BATCH_MAX)
+    if any(len(inner.more) for inner in more):
+        raise WireError("a message inside a batch holds a batch")
+    return [envelope, *more]
 
 
 # ------------------------------------------------------------------------------------------------ bulk

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from atoll.core.contributions import Contribution, NormHistory
+from atoll.core.messages import Announce, Counters, Life, Version
+
+
+def contribution(norm: float, c_steps: int = 4) -> Contribution:
+    announce = Announce(1, 0, 1, Version(1, 0), 4, c_steps, 400, Counters(4, 400), 20)
+    return Contribution(Life("a", 1), announce, 0, 0, "complete", "h", norm)
+
+
+def test_norms__without_16_seen_nothing_is_refused() -> None:
+    history = NormHistory()
+    for _ in range(15):
+        assert history.judge([contribution(1.0)]) == ([], False)
+    assert history.judge([contribution(1000.0), contribution(1.0), contribution(1.0)])[0] == []
+
+
+def test_norms__one_far_above_the_median_is_refused_small_ones_never() -> None:
+    history = NormHistory()
+    for _ in range(16):
+        history.judge([contribution(1.0)])
+    huge, tiny, usual = contribution(11.0), contribution(1e-9), contribution(9.0)
+    assert history.judge([huge, tiny, usual]) == ([huge], False)
+
+
+def test_norms__more_than_half_means_the_history_is_wrong() -> None:
+    """Hazard 46: a history of accepted norms refused every honest learner once the warm-up had raised them."""
+    history = NormHistory()
+    for _ in range(64):
+        history.judge([contribution(1.0)])
+    refused = 0
+    for _ in range(200):
+        outside, overruled = history.judge([contribution(50.0), contribution(50.0)])
+        refused += len(outside)
+        assert overruled or not outside
+    assert refused == 0
+    assert history.judge([contribution(50.0), contribution(1.0)]) == ([], False), "the history has learned"
+
+
+def test_norms__one_honest_among_one_raised_is_not_locked_out_for_ever() -> None:
+    history = NormHistory()
+    for _ in range(64):
+        history.judge([contribution(1.0)])
+    outcomes = [len(history.judge([contribution(20.0), contribution(1.0)])[0]) for _ in range(100)]
+    assert outcomes[0] == 1
+    assert outcomes[-1] == 0, "seen norms count, refused ones too"
+
+
+def test_norms_are_compared_per_root_step() -> None:
+    history = NormHistory()
+    for _ in range(16):
+        history.judge([contribution(1.0, c_steps=1)])
+    assert history.judge([contribution(30.0, c_steps=16), contribution(1.0)])[0] == []

@@ -1,0 +1,367 @@
+"""The syncer's entrance: who may join, what is refused, what a broken peer can do."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from atoll.core import events as ev
+from atoll.core.layout import TensorSpec
+from atoll.core.messages import Fate, Refuse, Replaced, Report, UpdateReady, Version, Welcome
+from atoll.core.records import ClosedLine, FateLine, GrantLine, LifeEndLine, MemberLine, QuorumLine, SlotLine
+from tests.core.helpers import MS, Bench, S
+
+# ---------------------------------------------------------------- joining (R13, hazards 9, 15)
+
+
+def test_hello__generation_is_epoch_times_2_to_32_plus_n_and_on_the_tape_before_it_is_sent() -> None:
+    bench = Bench()
+    answer = bench.hello("a")
+    assert isinstance(answer, Welcome)
+    assert answer.generation == 2**32 + 1
+    grant = next(i for i, a in enumerate(bench.actions) if isinstance(a, ev.Write) and isinstance(a.record, GrantLine))
+    sent = next(i for i, a in enumerate(bench.actions) if isinstance(a, ev.Send) and isinstance(a.message, Welcome))
+    write = bench.actions[grant]
+    assert grant < sent
+    assert write.sync
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "words"),
+    [
+        ({"protocol": 99}, "protocol", "protocol 99"),
+        ({"run_id": "other"}, "run", "'other'"),
+        ({"fingerprint": "x", "tensors": (TensorSpec("t0", (11,), "float32"),)}, "layout", "t0 float32[10]"),
+        ({"generation": 77}, "replaced", "ended or was replaced"),
+    ],
+)
+def test_hello__mismatch_is_refused_in_words(fields: dict[str, object], kind: str, words: str) -> None:
+    bench = Bench()
+    answer = bench.hello("a", **fields)
+    assert isinstance(answer, Refuse)
+    assert answer.kind == kind
+    assert words in answer.message
+    assert "\n" not in answer.message
+
+
+def test_hello__a_name_in_use_is_refused_and_a_closed_one_replaced() -> None:
+    bench = Bench()
+    bench.join("a")
+    first = bench.lives["a"]
+    stream = bench.streams["a"]
+    refusal = bench.hello("a")
+    assert isinstance(refusal, Refuse)
+    assert refusal.kind == "name"
+    bench.feed(ev.StreamClosed(stream))
+    assert isinstance(bench.hello("a"), Welcome)
+    assert bench.lives["a"].generation > first.generation
+    assert [e.generation for e in bench.written(LifeEndLine)] == [first.generation]
+
+
+def test_hello__a_name_past_its_lease_is_replaced_and_the_old_life_is_told_when_it_wakes() -> None:
+    """Hazards 14 and 47: liveness belongs to a life; two lives of a name never throw each other out for ever."""
+    bench = Bench()
+    bench.join("a")
+    old = bench.lives["a"]
+    old_stream = bench.streams["a"]
+    bench.pass_ns(6 * S)
+    assert isinstance(bench.hello("a"), Welcome)
+    assert any(isinstance(m, Replaced) for m in bench.sent[old_stream])
+    bench.join("b")
+    answer = bench.hello("a", generation=old.generation)
+    assert isinstance(answer, Refuse)
+    assert answer.kind == "replaced"
+
+
+def test_reconnect__same_life_new_stream_gets_its_newest_merged_seq() -> None:
+    bench = Bench()
+    bench.join("a")
+    message = bench.announce("a", 1, 1, steps=2)
+    bench.arrive("a", message)
+    bench.report("a", 2)
+    life, old = bench.lives["a"], bench.streams["a"]
+    bench.feed(ev.StreamClosed(old))
+    answer = bench.hello("a", generation=life.generation)
+    assert isinstance(answer, Welcome)
+    assert answer.resumed
+    assert (answer.merged[1].generation, answer.merged[1].seq) == (life.generation, 1)
+    updates = bench.told("a", UpdateReady)
+    assert {(u.piece, u.version, u.merged.seq) for u in updates} == {(0, Version(1, 0), 0), (1, Version(1, 1), 1)}
+
+
+# ---------------------------------------------------------------- contributions (R6, R25)
+
+
+def test_contribution__is_merged_in_the_slot_that_it_names_and_told_by_the_update_alone() -> None:
+    bench = Bench()
+    bench.join("a")
+    message = bench.announce("a", 1, 1, steps=2)
+    bench.arrive("a", message)
+    bench.report("a", 2)
+    [slot] = bench.written(SlotLine)
+    assert (slot.slot, slot.piece, slot.version, slot.merged[0].seq) == (1, 1, (1, 1), 1)
+    assert bench.told("a", Fate) == []
+    assert bench.told("a", UpdateReady)[-1].merged.seq == 1
+
+
+def test_contribution__for_a_closed_slot_is_missed() -> None:
+    bench = Bench()
+    bench.join("a")
+    bench.report("a", 2)
+    bench.announce("a", 1, 1, steps=2)
+    assert [f.fate for f in bench.told("a", Fate)] == ["missed"]
+
+
+def test_contribution__announced_twice_counts_once_and_a_lost_fate_is_told_again() -> None:
+    bench = Bench()
+    bench.join("a")
+    bench.report("a", 2)
+    bench.announce("a", 1, 1, steps=2)
+    bench.announce("a", 1, 1, steps=2)
+    assert len(bench.told("a", Fate)) == 2
+    assert len(bench.written(FateLine)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arrival", "reason"),
+    [({"hash_ok": False}, "hash"), ({"finite": False}, "not finite")],
+)
+def test_contribution__damaged_or_not_finite_is_refused_and_the_others_go_on(
+    arrival: dict[str, object], reason: str
+) -> None:
+    bench = Bench(learners=2)
+    bench.join("a")
+    bench.join("b")
+    bad = bench.announce("a", 1, 1, steps=2)
+    good = bench.announce("b", 1, 1, steps=2)
+    bench.arrive("a", bad, **arrival)
+    bench.arrive("b", good)
+    bench.report("a", 2)
+    bench.report("b", 2)
+    [slot] = bench.written(SlotLine)
+    assert [m.name for m in slot.merged] == ["b"]
+    [fate] = bench.told("a", Fate)
+    assert fate.fate == "refused"
+    assert reason in fate.reason
+
+
+@pytest.mark.parametrize(("c_steps", "c_tokens"), [(0, 100), (2, 0), (2, -5), (-1, 10), (3, 10**9)])
+def test_contribution__weight_must_be_finite_positive_and_earned(c_steps: int, c_tokens: int) -> None:
+    """Hazard 7: one negative, NaN or huge token count spoilt the mean."""
+    bench = Bench()
+    bench.join("a")
+    bench.announce("a", 1, 1, steps=2, c_steps=c_steps, c_tokens=c_tokens)
+    assert [f.fate for f in bench.told("a", Fate)] == ["refused"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"piece": 7},
+        {"piece": 0},
+        {"size_bytes": 21},
+        {"anchor": Version(1, 5)},
+        {"anchor": Version(2, 0)},
+    ],
+)
+def test_contribution__what_only_a_broken_peer_sends_puts_it_out(fields: dict[str, object]) -> None:
+    bench = Bench(learners=2)
+    bench.join("a")
+    bench.join("b")
+    bench.announce("a", 1, 1, steps=2, **fields)
+    assert bench.told("a", Replaced)
+    assert [m.life.name for m in bench.core.roster] == ["b"]
+
+
+def test_counters__that_run_backwards_put_the_peer_out() -> None:
+    bench = Bench(learners=2)
+    bench.join("a")
+    bench.join("b")
+    bench.report("a", 4)
+    bench.report("a", 2)
+    assert bench.told("a", Replaced)
+
+
+def test_contribution__anchor_older_than_stale_max_is_missed() -> None:
+    bench = Bench(stale_max=0, learners=2)
+    bench.join("a")
+    bench.join("b")
+    first = bench.announce("b", 1, 1, steps=2)
+    bench.arrive("b", first)
+    bench.report("a", 2)
+    bench.report("b", 2)
+    stale = bench.announce("a", 1, 3, steps=4, anchor=Version(1, 0))
+    bench.arrive("a", stale)
+    for name in ("a", "b"):
+        bench.report(name, 4)
+        bench.report(name, 6)
+    bench.pass_ns(5 * S)
+    assert any("stale" in f.reason for f in bench.told("a", Fate)), bench.told("a", Fate)
+
+
+def test_contribution__complete_one_outlives_its_learner_incomplete_one_does_not() -> None:
+    bench = Bench(learners=2)
+    bench.join("a")
+    bench.join("b")
+    whole = bench.announce("a", 1, 1, steps=2)
+    bench.announce("a", 2, 2, steps=2)
+    bench.arrive("a", whole)
+    bench.feed(ev.StreamClosed(bench.streams["a"]))
+    old = bench.lives["a"]
+    bench.hello("a")
+    assert [f.seq for f in bench.written(FateLine)] == [2]
+    assert not bench.written(LifeEndLine), "the books of the old life wait for what is on its way"
+    bench.report("b", 2)
+    bench.pass_ns(1 * S)
+    [slot] = bench.written(SlotLine)
+    assert [(m.name, m.generation) for m in slot.merged] == [("a", old.generation)]
+    [end] = bench.written(LifeEndLine)
+    assert end.merged == (0, 200)
+
+
+def test_norms__a_huge_one_is_refused_once_there_is_a_history() -> None:
+    bench = Bench(fragments=1, interval=2, learners=2, steps=200)
+    bench.join("a")
+    bench.join("b")
+    for slot in range(1, 31):
+        for name in ("a", "b"):
+            huge = slot == 30 and name == "b"
+            message = bench.announce(name, slot, slot, steps=2 * slot, anchor=Version(1, slot - 1))
+            bench.arrive(name, message, norm=100.0 if huge else 1.0)
+        for name in ("a", "b"):
+            bench.report(name, 2 * slot)
+        bench.now_ns += 100 * MS
+    assert [f.reason.split()[0] for f in bench.told("b", Fate)] == ["norm"]
+    assert len(bench.written(SlotLine)) == 30
+
+
+# ---------------------------------------------------------------- slots
+
+
+def test_slot__empty_is_recorded_and_makes_no_version() -> None:
+    """Hazard 27: a counter advanced on empty merges."""
+    bench = Bench()
+    bench.join("a")
+    bench.report("a", 2)
+    [slot] = bench.written(SlotLine)
+    assert slot.merged == ()
+    assert slot.version == slot.base == (1, 0)
+
+
+def test_slot__commits_of_one_piece_happen_in_slot_order() -> None:
+    bench = Bench(auto=False, fragments=1, interval=2)
+    bench.join("a")
+    for slot in (1, 2):
+        message = bench.announce("a", slot, slot, steps=2 * slot)
+        bench.arrive("a", message)
+        bench.report("a", 2 * slot)
+        if slot == 1:
+            merges = [a for a in bench.actions if isinstance(a, ev.Merge)]
+            assert [m.slot for m in merges] == [1]
+            bench.feed(ev.MergeDone(1, True, "t", "m", "u", 20, 1.0))
+            bench.core.roster.by_name("a").open.clear()  # type: ignore[union-attr]
+    assert [m.slot for m in (a for a in bench.actions if isinstance(a, ev.Merge))] == [1]
+
+
+def test_slot__a_merge_that_is_not_finite_changes_nothing() -> None:
+    bench = Bench(auto=False)
+    bench.join("a")
+    message = bench.announce("a", 1, 1, steps=2)
+    bench.arrive("a", message)
+    bench.report("a", 2)
+    bench.feed(ev.MergeDone(1, False, "", "", "", 0, math.inf))
+    [slot] = bench.written(SlotLine)
+    assert slot.merged == ()
+    assert [f.fate for f in bench.told("a", Fate)] == ["missed"]
+
+
+def test_grace__waits_for_late_ones_but_never_a_whole_step_and_is_cut_short() -> None:
+    bench = Bench(learners=2, quorum=1, interval=8, steps=400)
+    bench.join("a")
+    bench.join("b")
+    for turn in range(1, 6):
+        for name in ("a", "b"):
+            message = bench.announce(name, turn, turn, steps=4 * turn, anchor=Version(1, (turn - 1) // 2))
+            bench.arrive(name, message)
+        bench.now_ns += 400 * MS
+        bench.report("a", 4 * turn)
+        bench.now_ns += 1 * MS
+        bench.report("b", 4 * turn)
+    closed = bench.written(ClosedLine)
+    quorums = bench.written(QuorumLine)
+    assert all(c.reason == "all ready learners announced" for c in closed)
+    assert any(q.grace_ns > 0 for q in quorums)
+    assert all(q.grace_ns < 101 * MS for q in quorums)
+
+
+def test_collecting__ends_when_a_participant_is_gone() -> None:
+    bench = Bench(learners=2, quorum=1)
+    bench.join("a")
+    bench.join("b")
+    whole = bench.announce("a", 1, 1, steps=2)
+    bench.announce("b", 1, 1, steps=2)
+    bench.arrive("a", whole)
+    bench.now_ns += 200 * MS
+    bench.report("a", 2)
+    assert not bench.written(SlotLine)
+    bench.feed(ev.StreamClosed(bench.streams["b"]))
+    [slot] = bench.written(SlotLine)
+    assert [m.name for m in slot.merged] == ["a"]
+
+
+def test_liveness__bulk_progress_counts_as_life_and_a_hang_is_idle_not_away() -> None:
+    """Hazards 30 and 43."""
+    bench = Bench()
+    bench.join("a")
+    for _ in range(20):
+        bench.now_ns += 1 * S
+        bench.feed(ev.BulkProgress(bench.lives["a"]))
+    states = [m.state for m in bench.written(MemberLine)]
+    assert states == ["ready", "idle"]
+    bench.beat("a", 5)
+    assert bench.core.roster.by_name("a").ready  # type: ignore[union-attr]
+
+
+def test_liveness__one_that_waits_by_r9_is_ready() -> None:
+    bench = Bench()
+    bench.join("a")
+    for _ in range(20):
+        bench.now_ns += 1 * S
+        bench.beat("a", 0, waiting=True)
+    assert [m.state for m in bench.written(MemberLine)] == ["ready"]
+
+
+def test_a_message_that_does_not_belong_puts_the_peer_out() -> None:
+    bench = Bench(learners=2)
+    bench.join("a")
+    bench.say("a", Welcome(1, 1, False, (), 0, 0, "running", ()))
+    assert bench.told("a", Replaced)
+
+
+def test_warning__the_same_single_learner_fills_slot_after_slot() -> None:
+    """Hazard 11."""
+    bench = Bench(learners=2, quorum=1)
+    bench.join("a")
+    bench.join("b")
+    for slot in range(1, 8):
+        message = bench.announce("a", slot, slot, steps=2 * slot, anchor=bench.core.slots.pieces[slot % 2].version)
+        bench.arrive("a", message)
+        bench.now_ns += 100 * MS
+        bench.report("a", 2 * slot)
+        bench.beat("b", slot)
+        bench.pass_ns(200 * MS)
+    assert any("alone filled" in a.text for a in bench.actions if isinstance(a, ev.Notice))
+
+
+def test_timings_travel_to_the_books() -> None:
+    bench = Bench()
+    bench.join("a")
+    from atoll.core.messages import Leave, Timings
+
+    timings = Timings((("parameters", 5),), 10, 3, 4)
+    bench.say("a", Report(bench.counters(2)))
+    bench.say("a", Leave("interrupted", bench.counters(3), timings))
+    [end] = bench.written(LifeEndLine)
+    assert (end.steps, end.step_ns, end.step_ns_max, end.gap_ns_max) == (3, 10, 3, 4)
+    assert end.blocked_ns == (("parameters", 5),)
