@@ -45,6 +45,9 @@ class WoodenLearner:
             self.lines.append(len(self.log.read_text().splitlines()))
         return len(self.calls) < self.limit
 
+    def close(self, reason):
+        self.closed = reason
+
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):

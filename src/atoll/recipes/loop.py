@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -34,7 +35,7 @@ class Preset:
 
 
 PRESETS = {
-    "tiny": Preset(batch=8, length=128, lr=6e-3),
+    "tiny": Preset(batch=8, length=128, lr=1e-3),
     "small": Preset(batch=4, length=256, lr=1e-3),
 }
 
@@ -90,6 +91,8 @@ class TrainConfig:
         length, context = self.preset().length, MODELS[self.model].context
         if length > context:
             raise ConfigError(f"length={length} must be at most context={context} of model={self.model!r}")
+        if self.lr is not None and not 0 < self.lr < math.inf:
+            raise ConfigError(f"inner_lr={self.lr} must be a finite number above 0")
         if not 0 <= self.warmup <= 1:
             raise ConfigError(f"warmup={self.warmup} must be from 0 to 1, a share of the run")
 
@@ -115,6 +118,9 @@ class Learner(Protocol):
     def step(self, *, tokens: int, loss: float) -> bool:
         """After every optimizer step; False when the run is over."""
 
+    def close(self, reason: str) -> None:
+        """Leave before the run is over; harmless afterwards."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
@@ -137,7 +143,7 @@ def train(config: TrainConfig, *, join: Callable[..., Learner] | None = None, **
     learner = (join or atoll.join)(model, optimizer, name=config.name, **options)
     rate = RateSchedule(peak=preset.lr, config=config, joined_at=learner.progress)
     tokens, steps, loss = preset.batch * preset.length, 0, math.nan
-    with open_step_log(config.run_dir, config.name, learner.generation) as log:
+    with leaving(learner), open_step_log(config.run_dir, config.name, learner.generation) as log:
         for inputs, targets in own_batches(corpus, config, learner.generation):
             started = time.perf_counter()
             set_rate(optimizer, rate(learner.progress, steps))
@@ -149,6 +155,19 @@ def train(config: TrainConfig, *, join: Callable[..., Learner] | None = None, **
             if not learner.step(tokens=tokens, loss=loss):  # publishes, applies what arrived; never waits
                 break
     return TrainResult(steps=steps, tokens=steps * tokens, loss=loss, model=model)
+
+
+@contextmanager
+def leaving(learner: Learner) -> Iterator[None]:
+    """Whatever ends the loop early is told to the syncer, so that it need not wait for a lease."""
+    try:
+        yield
+    except DivergedError as error:
+        learner.close(f"diverged: {error}")
+        raise
+    except BaseException as error:
+        learner.close(f"interrupted: {type(error).__name__}")
+        raise
 
 
 @dataclass(frozen=True, kw_only=True)

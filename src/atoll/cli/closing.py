@@ -1,0 +1,73 @@
+"""The end of a run: its model evaluated, summary.json written, a dozen lines for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from atoll.recipes.data import Corpus
+from atoll.store.files import write_atomic
+from atoll.watch.summary import summarise
+from atoll.watch.view import RunView
+
+
+def close_run(
+    run_dir: Path, view: RunView, corpus: Corpus | None, length: int, extra: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Evaluate model/ where there is one, write summary.json, return it."""
+    eval_loss = None
+    if corpus is not None and (run_dir / "model" / "manifest.json").exists():
+        from atoll.cli.saved import load_saved
+        from atoll.recipes.evaluate import evaluate
+
+        eval_loss = evaluate(load_saved(run_dir).model, corpus, length=length)
+    summary = summarise(view, eval_loss=eval_loss, extra=extra)
+    write_summary(run_dir, summary)
+    return summary
+
+
+def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
+    """summary.json, atomically."""
+    path = run_dir / "summary.json"
+    write_atomic(path, json.dumps(summary, indent=1).encode() + b"\n")
+    return path
+
+
+def closing_lines(run_dir: Path, summary: Mapping[str, Any]) -> list[str]:
+    """What a person wants to know at the end."""
+    tokens, part = summary["tokens"], summary["participation"]
+    fragment, learner = part["lowest_fragment"], part["lowest_learner"]
+    lives = sum(summary["lives"].values()) - len(summary["lives"])
+    blocked = ", ".join(f"{cause} {spent:.2f}" for cause, spent in summary["blocked_s"].items())
+    shares = ", ".join(
+        f"{name} {percent(tokens[name], tokens['computed'])}" for name in ("merged", "overwritten", "lost", "pending")
+    )
+    model = run_dir / "model" / "model.safetensors"
+    return [
+        "",
+        f"run          {summary['run_id']}, {summary['mode']}, {summary['learners']} learners, seed {summary['seed']}",
+        f"length       {summary['slots']} slots, {summary['steps']} steps, {summary['wall_s']:.1f} s ({summary['phase']})",
+        f"tokens       {tokens['computed']:,} computed at {number(summary['tokens_per_s'], ',.0f')} tokens/s",
+        f"their work   {shares}",
+        f"participation {number(part['mean'], '.3f')}; lowest fragment {fragment['fragment']} "
+        f"{number(fragment['value'], '.3f')}, lowest learner {learner['learner']} {number(learner['value'], '.3f')}",
+        f"blocked      {blocked} s; longest step() {1000 * summary['step_max_s']:.1f} ms",
+        f"uptime       training {percent(summary['training_uptime'], 1)}, merging {percent(summary['merge_uptime'], 1)}; "
+        f"{lives} restarts",
+        f"loss         {number(summary['eval_loss'], '.4f')} held-out, {number(summary['train_loss'], '.4f')} training "
+        "(nats per byte)",
+        f"model        {model if model.exists() else 'none'}",
+        f"summary      {run_dir / 'summary.json'}",
+    ]
+
+
+def number(value: float | None, form: str) -> str:
+    """`-` where there is none."""
+    return "-" if value is None else format(value, form)
+
+
+def percent(part: float | None, whole: float) -> str:
+    """`-` where there is none."""
+    return "-" if part is None or not whole else f"{100 * part / whole:.1f}%"

@@ -1,0 +1,68 @@
+"""`atoll COMMAND ...`: finds the command, and turns what goes wrong into one line and an exit status.
+
+Exit status: 0 done, 1 the run failed, 2 bad input (one line says what and how to mend it), 3 a learner diverged,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from atoll import __version__
+from atoll.errors import AtollError, DivergedError
+
+COMMANDS = {
+    "train": "start a run on this machine: a syncer and its learners",
+    "syncer": "start a syncer alone; learners join it from other terminals or machines",
+    "learner": "join a syncer with one learner",
+    "evaluate": "loss of a run's model on held-out text",
+    "sample": "text from a run's model",
+}
+EXIT_BAD_INPUT = 2
+EXIT_DIVERGED = 3
+EXIT_INTERRUPTED = 130
+
+
+def usage() -> str:
+    """The text of `atoll --help`."""
+    rows = "\n".join(f"  {name:<10}{text}" for name, text in COMMANDS.items())
+    return (
+        "usage: atoll COMMAND [OPTIONS]\n\nTrain one model on islands of compute that are far apart, unequal and "
+        f"unreliable.\n\ncommands:\n{rows}\n\n`atoll COMMAND --help` lists the options of a command.\n"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage(), end="")
+        return 0 if words else EXIT_BAD_INPUT
+    if words[0] in ("--version", "-V"):
+        print(f"atoll {__version__}")
+        return 0
+    name, *rest = words
+    if name not in COMMANDS:
+        print(f"atoll: command {name!r} is unknown; use one of {', '.join(COMMANDS)}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    try:
+        code: int = importlib.import_module(f"atoll.cli.{name}").main(rest)
+    except DivergedError as error:
+        print(f"atoll: {error}", file=sys.stderr)
+        return EXIT_DIVERGED
+    except AtollError as error:
+        print(f"atoll: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        print("atoll: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return EXIT_INTERRUPTED
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""The model of a finished run, read back: `RUN/model/` and `RUN/recipe.toml`."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+
+from atoll.core.layout import fingerprint
+from atoll.errors import RunError
+from atoll.recipes.model import MODELS, ByteModel, build_model
+from atoll.store.rundir import read_settings
+from atoll.tensors.flat import specs_of
+from atoll.tensors.hashing import payload_hash
+
+RECIPE_FILE = "recipe.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A model and what it was trained on."""
+
+    name: str
+    model: ByteModel
+    data: tuple[str, ...] | None
+    """As the run's learners were told; None where the run was made by hand."""
+    length: int | None
+
+
+def load_saved(run: Path) -> Saved:
+    """RunError where the run is not there, has no model yet, or its model is damaged or of another kind."""
+    read_settings(run)
+    manifest = _manifest(run)
+    name = _model_of(str(manifest.get("fingerprint")), run)
+    model = build_model(name, 0)
+    path = run / "model" / "model.safetensors"
+    try:
+        content = path.read_bytes()
+        if payload_hash(content) != manifest.get("file_hash"):
+            raise RunError(f"{path} does not match the hash in its manifest; it is damaged")
+        model.load_state_dict(load(content))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise RunError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    recipe = read_recipe(run)
+    data = tuple(json.loads(recipe["data"])) if "data" in recipe else None
+    return Saved(name, model, data, recipe.get("length"))
+
+
+def read_recipe(run: Path) -> dict[str, Any]:
+    """recipe.toml; empty where the run was made by hand."""
+    try:
+        return tomllib.loads((run / RECIPE_FILE).read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise RunError(f"{run / RECIPE_FILE} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def _manifest(run: Path) -> dict[str, Any]:
+    path = run / "model" / "manifest.json"
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunError(
+            f"run {os.fspath(run)!r} has no model yet: {path} is missing; a run writes it when it ends"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    return manifest
+
+
+def _model_of(wanted: str, run: Path) -> str:
+    """The built-in model with this fingerprint."""
+    for name in MODELS:
+        if fingerprint(specs_of(build_model(name, 0))) == wanted:
+            return name
+    raise RunError(f"the model of run {os.fspath(run)!r} is none of {', '.join(MODELS)}; load model/ in your own script")

@@ -1,0 +1,94 @@
+"""`atoll syncer`: a syncer alone. It prints what to type in the other terminals."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.cli.parse import parse
+from atoll.launch.plan import Method
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncerCommand(Method):
+    """Start a syncer; learners join it with `atoll learner` or `atoll.join`. No accelerator is needed.
+
+    ATOLL_TOKEN (or ATOLL_TOKEN_FILE) must be set, alike here and for learners, where others than this machine can
+    connect. Ctrl-C ends the run early and cleanly; a second one kills.
+    """
+
+    run: Path
+    """Directory of the run, new or empty."""
+    listen: str = "127.0.0.1:7700"
+    """HOST:PORT of the control service; port 0: any free one."""
+    bulk_port: int = 0
+    """Port of the bulk service; 0: any free one."""
+    steps: int = 300
+    """Steps of each learner (at even speed)."""
+    min_ready: int = 1
+    """Slots begin when so many learners are ready."""
+    init: Path | None = None
+    """A safetensors file to start from; else the first learner's weights."""
+    keep_contributions: bool = False
+    """Keep every contribution that is merged, for `make audit`."""
+    quiet: bool = False
+    """Only warnings and the closing summary."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status of the syncer."""
+    options = parse(SyncerCommand, "syncer", argv)
+    from atoll.launch.plan import check_port, check_run_dir, listen_address, method_settings, new_run_id
+
+    host, port = listen_address(options.listen)
+    settings = method_settings(options, steps=options.steps, learners=options.min_ready, run_id=new_run_id())
+    check_run_dir(options.run)
+    check_port("listen port", host, port)
+    check_port("bulk_port", host, options.bulk_port)
+    return serve_run(options, settings, host, port)
+
+
+def serve_run(options: SyncerCommand, settings: dict[str, str | int | float], host: str, port: int) -> int:
+    """Serve to the end, show lines, write summary.json."""
+    from atoll.cli.closing import close_run, closing_lines
+    from atoll.core.records import NoticeLine, Record
+    from atoll.runtime.syncer import Listening, SyncerOptions, serve
+    from atoll.watch.lines import ConsoleLines
+    from atoll.wire.channel import format_address
+
+    console = ConsoleLines()
+
+    def on_listening(where: Listening) -> None:
+        shown = "THIS-HOST" if where.host in ("0.0.0.0", "::") else where.host
+        print(f"syncer of run {where.run_id} listens at {format_address(where.host, where.port)}")
+        print(f"in another terminal:  atoll learner --address {format_address(shown, where.port)}", flush=True)
+
+    def on_record(record: Record) -> None:
+        for line in console.feed(record):
+            if not options.quiet and not isinstance(record, NoticeLine):
+                print(line, flush=True)
+
+    def on_notice(text: str) -> None:
+        print(f"atoll: {text}", file=sys.stderr, flush=True)
+
+    code = serve(
+        SyncerOptions(
+            run_dir=options.run,
+            settings=settings,
+            host=host,
+            port=port,
+            bulk_port=options.bulk_port,
+            init=options.init,
+            keep_contributions=options.keep_contributions,
+            on_listening=on_listening,
+            on_record=on_record,
+            on_notice=on_notice,
+        )
+    )
+    summary = close_run(options.run, console.view, None, 0, {"exit": "finished" if code == 0 else "stopped"})
+    for line in closing_lines(options.run, summary):
+        print(line)
+    print(f"held-out loss: atoll evaluate {options.run}", flush=True)
+    return code

@@ -1,0 +1,104 @@
+"""A process that a launcher starts: `python -m atoll.launch.child PARENT_PID SPEC`, SPEC as JSON.
+
+It dies with its parent, keeps to its cores, and says how it ended by its exit status.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import AtollError, DivergedError, JoinError
+from atoll.launch.cores import pin
+
+ENDED_OK = 0
+ENDED_WRONG = 2
+ENDED_DIVERGED = 3
+ENDED_INTERRUPTED = 130
+PR_SET_PDEATHSIG = 1
+RUN_OVER = "the run is over"
+"""How a syncer refuses a learner that comes after the end (R22): for a learner that is no error."""
+
+
+def die_with_parent(parent: int) -> None:
+    """SIGKILL when the process that started this one is gone: what is durable is on disk already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+def run_syncer(spec: dict[str, Any]) -> int:
+    """Serve one run; tells its ports in `listening`, a JSON file."""
+    from atoll.runtime.syncer import Listening, SyncerOptions, serve
+    from atoll.store.files import write_atomic
+
+    def tell(where: Listening) -> None:
+        found = {"host": where.host, "port": where.port, "bulk_port": where.bulk_port, "run_id": where.run_id}
+        write_atomic(Path(spec["listening"]), json.dumps(found).encode() + b"\n", sync=False)
+
+    return serve(
+        SyncerOptions(
+            run_dir=Path(spec["run_dir"]),
+            settings=spec["settings"],
+            host=spec["host"],
+            port=spec["port"],
+            init=Path(spec["init"]) if spec["init"] else None,
+            keep_contributions=spec["keep_contributions"],
+            on_listening=tell,
+        )
+    )
+
+
+def run_learner(spec: dict[str, Any]) -> int:
+    """Train one life of a learner. A run that is over already is no error."""
+    from atoll.recipes.loop import TrainConfig, train
+
+    pin(tuple(spec["cores"]))
+    train_spec = dict(spec["train"])
+    train_spec["run_dir"], train_spec["data"] = Path(train_spec["run_dir"]), tuple(train_spec["data"])
+    try:
+        result = train(TrainConfig(**train_spec), **spec["join"])
+    except JoinError as error:
+        if str(error).endswith(RUN_OVER):
+            print(f"atoll: {error}", file=sys.stderr)
+            return ENDED_OK
+        raise
+    print(f"{result.steps} steps, {result.tokens} tokens, last loss {result.loss:.4f}", flush=True)
+    return ENDED_OK
+
+
+def main(argv: list[str]) -> int:
+    """The exit status: 0 ended as it should, 2 an error for people, 3 diverged, 130 interrupted."""
+    die_with_parent(int(argv[1]))
+    spec = json.loads(argv[2])
+    pin(tuple(spec.get("cores", ())))
+    try:
+        return run_syncer(spec) if spec["role"] == "syncer" else run_learner(spec)
+    except DivergedError as error:
+        print(f"atoll: {error}", file=sys.stderr)
+        return ENDED_DIVERGED
+    except AtollError as error:
+        print(f"atoll: {error}", file=sys.stderr)
+        return ENDED_WRONG
+    except KeyboardInterrupt:
+        return ENDED_INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

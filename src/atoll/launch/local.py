@@ -1,0 +1,421 @@
+"""One machine: a syncer and M learners as processes, watched to the end. `prepare` checks all, `LocalRun` runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.core.config import RunConfig
+from atoll.core.layout import balance_warning
+from atoll.core.records import PhaseLine, Record
+from atoll.errors import ConfigError, RunError
+from atoll.launch.check import check_data, check_init, resolve_fragments
+from atoll.launch.child import ENDED_DIVERGED
+from atoll.launch.cores import Share, machine_cores, shares, thread_environment
+from atoll.launch.options import STEPS, LocalOptions
+from atoll.launch.plan import (
+    START_WAIT_S,
+    check_port,
+    check_run_dir,
+    learner_names,
+    listen_address,
+    method_settings,
+    new_run_id,
+    slow_factors,
+    steps_of,
+)
+from atoll.launch.processes import Child, Patience, describe_exit, write_pids
+from atoll.recipes.data import Corpus
+from atoll.recipes.loop import TrainConfig
+from atoll.store.files import write_atomic
+from atoll.store.rundir import open_rundir, to_toml
+from atoll.store.tape import read_tape
+from atoll.wire.channel import check_listening, format_address, load_token
+
+POLL_S = 0.1
+LISTEN_WAIT_S = 60.0
+JOIN_TIMEOUT_S = 120.0
+NAME_WAIT_S = 30.0
+GOODBYE_S = 10.0
+KILL_WAIT_S = 5.0
+LEARNERS_MAX = 256
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+RECIPE_FILE = "recipe.toml"
+LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+Say = Callable[[str], None]
+OnRecord = Callable[[Record], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A run that was checked and can begin. Nothing is written yet."""
+
+    run_dir: Path
+    config: RunConfig
+    host: str
+    port: int
+    init: Path | None
+    keep_contributions: bool
+    learners: tuple[TrainConfig, ...]
+    shares: tuple[Share, ...]
+    token: str
+    corpus: Corpus
+    notes: tuple[str, ...]
+    """Warnings for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: exit status 0, 1 (the syncer died, or nobody was left) or 130, and what to say about it."""
+
+    code: int
+    reason: str
+
+
+def default_run_dir(model: str) -> Path:
+    """runs/<UTC time>-<model>; a number is added where that is taken."""
+    base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{model}"
+    path, number = base, 1
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
+
+
+def prepare(options: LocalOptions, environ: Mapping[str, str] = os.environ) -> Plan:
+    """Check everything that can be checked, cheap things first. AtollError names value and remedy."""
+    if not 1 <= options.learners <= LEARNERS_MAX:
+        raise ConfigError(f"learners={options.learners} must be between 1 and {LEARNERS_MAX} on one machine")
+    names = learner_names(options.learners)
+    slow = slow_factors(options.slow, names)
+    cores = machine_cores()
+    parts = shares(options.learners, cores, options.threads)
+    host, port = listen_address(options.listen)
+    run_dir = options.run or default_run_dir(options.model)
+    check_run_dir(run_dir)
+    learners = tuple(
+        TrainConfig(
+            name=name,
+            run_dir=run_dir,
+            model=options.model,
+            data=tuple(options.data),
+            learner_index=index,
+            learners=options.learners,
+            seed=options.seed,
+            lr=options.inner_lr,
+            slow=slow.get(name, 1.0),
+            threads=part.threads,
+        )
+        for index, (name, part) in enumerate(zip(names, parts, strict=True))
+    )
+    preset = learners[0].preset()
+    steps = steps_of(
+        options.steps,
+        options.tokens,
+        default=STEPS,
+        step_tokens=preset.batch * preset.length,
+        learners=options.learners,
+    )
+    settings = method_settings(options, steps=steps, learners=options.learners, run_id=new_run_id())
+    settings["start_wait_ns"] = int(START_WAIT_S * 1e9)
+    config, layout = resolve_fragments(settings, options.model)
+    if options.init is not None:
+        check_init(options.init, layout)
+    token = load_token(environ)
+    check_listening(host, token)
+    check_port("listen port", host, port)
+    notes = [balance_warning(layout)]
+    if config.whole_steps != config.steps:
+        notes.append(f"steps={config.steps} is rounded up to {config.whole_steps}: whole slots of {config.slot_steps}")
+    if options.threads is not None and options.threads * options.learners > len(cores):
+        notes.append(f"{options.learners} learners with {options.threads} threads share {len(cores)} cores")
+    return Plan(
+        run_dir=run_dir,
+        config=config,
+        host=host,
+        port=port,
+        init=options.init,
+        keep_contributions=options.keep_contributions,
+        learners=learners,
+        shares=tuple(parts),
+        token=token or secrets.token_urlsafe(24),
+        corpus=check_data(learners[0]),
+        notes=tuple(note for note in notes if note is not None),
+    )
+
+
+class LocalRun:
+    """Starts, watches, restarts, stops."""
+
+    def __init__(self, plan: Plan, *, say: Say, on_record: OnRecord) -> None:
+        self._plan = plan
+        self._say = say
+        self._on_record = on_record
+        self._children: dict[str, Child] = {}
+        self._patience: dict[str, Patience] = {}
+        self._restart_at: dict[str, float] = {}
+        self._done: set[str] = set()
+        self._diverged: set[str] = set()
+        self._signals = 0
+        self._signals_seen = 0
+        self._tape_bytes = 0
+        self._tape_lines = 0
+        self._phase = "waiting"
+        self._syncer_dead = ""
+        self._failure = ""
+
+    # ------------------------------------------------------------ from start to end
+
+    def run(self) -> Outcome:
+        """Until the run is over. RunError where it could not start: then nothing of it is left behind."""
+        with self._signal_handlers():
+            existed = self._plan.run_dir.exists()
+            try:
+                self._begin()
+            except BaseException:
+                self._kill_all()
+                self._clear(existed)
+                raise
+            try:
+                return self._watch()
+            finally:
+                self._kill_all()
+                self._follow()
+                self._pids_changed()
+
+    def _clear(self, existed: bool) -> None:
+        """A run that did not start leaves no directory."""
+        shutil.rmtree(self._plan.run_dir, ignore_errors=True)
+        if existed:
+            self._plan.run_dir.mkdir(exist_ok=True)
+
+    @contextmanager
+    def _signal_handlers(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._signals += 1
+
+    def _begin(self) -> None:
+        plan = self._plan
+        rundir = open_rundir(plan.run_dir, plan.config.run_id)
+        (plan.run_dir / "logs").mkdir(exist_ok=True)
+        write_atomic(plan.run_dir / RECIPE_FILE, to_toml(recipe_of(plan)).encode())
+        self._tape = rundir.tape
+        syncer = self._child("syncer", self._syncer_spec(), threads=1)
+        syncer.start()
+        self._pids_changed()
+        address = self._await_listening(syncer)
+        for train, share in zip(plan.learners, plan.shares, strict=True):
+            self._patience[train.name] = Patience()
+            self._child(train.name, learner_spec(train, share, address, plan.config.run_id), threads=share.threads)
+            self._children[train.name].start()
+        self._pids_changed()
+        self._say(f"run {plan.config.run_id} in {plan.run_dir}: syncer at {address}, {len(plan.learners)} learners")
+
+    def _child(self, name: str, spec: Mapping[str, Any], *, threads: int) -> Child:
+        environ = thread_environment(threads, os.environ)
+        for own in ("ATOLL_ADDRESS", "ATOLL_NAME", "ATOLL_TOKEN_FILE"):
+            environ.pop(own, None)
+        environ["ATOLL_TOKEN"] = self._plan.token
+        log = self._plan.run_dir / "logs" / f"{name}.log"
+        child = Child(name=name, spec=spec, log=log, environ=environ)
+        self._children[name] = child
+        return child
+
+    def _syncer_spec(self) -> dict[str, Any]:
+        plan = self._plan
+        return {
+            "role": "syncer",
+            "run_dir": os.fspath(plan.run_dir),
+            "settings": plan.config.to_dict(),
+            "host": plan.host,
+            "port": plan.port,
+            "init": os.fspath(plan.init) if plan.init is not None else "",
+            "keep_contributions": plan.keep_contributions,
+            "listening": os.fspath(self._listening),
+        }
+
+    @property
+    def _listening(self) -> Path:
+        return self._plan.run_dir / "listening.json"
+
+    def _await_listening(self, syncer: Child) -> str:
+        deadline = time.monotonic() + LISTEN_WAIT_S
+        while not self._listening.exists():
+            if self._signals:
+                raise KeyboardInterrupt
+            if not syncer.running:
+                raise RunError(f"the syncer did not start ({describe_exit(syncer.code)}): {syncer.last_error()}")
+            if time.monotonic() > deadline:
+                raise RunError(f"the syncer did not start within {LISTEN_WAIT_S:.0f} s; is the machine overloaded?")
+            time.sleep(POLL_S / 2)
+        found = json.loads(self._listening.read_text())
+        return format_address(LOOPBACK_OF.get(found["host"], found["host"]), found["port"])
+
+    # ------------------------------------------------------------ the watch
+
+    def _watch(self) -> Outcome:
+        syncer = self._children["syncer"]
+        while True:
+            time.sleep(POLL_S)
+            self._follow()
+            if self._hear_signals():
+                return Outcome(EXIT_INTERRUPTED, "killed by a second signal")
+            self._look_after_learners()
+            if not syncer.running and not self._syncer_dead:
+                if syncer.code in (0, EXIT_INTERRUPTED):
+                    return self._goodbye()
+                self._mourn_syncer(syncer)
+            if self._syncer_dead and not self._learners_running():
+                return Outcome(EXIT_FAILED, self._syncer_dead)
+            if not self._failure and len(self._done) == len(self._plan.learners) and self._phase == "running":
+                self._failure = "no learner is left"
+                self._say("no learner is left; the run ends with what was merged")
+                syncer.signal(signal.SIGINT)
+
+    def _hear_signals(self) -> bool:
+        """The first signal stops the syncer cleanly; True at the second."""
+        if self._signals == self._signals_seen:
+            return False
+        self._signals_seen = self._signals
+        if self._signals > 1:
+            return True
+        syncer = self._children["syncer"]
+        if self._syncer_dead:
+            self._say("stopping: learners leave")
+            for name in self._patience:
+                self._children[name].signal(signal.SIGTERM)
+        else:
+            self._say("stopping: learners hand in their last work and the model is written; once more kills")
+            syncer.signal(signal.SIGINT)
+        return False
+
+    def _follow(self) -> None:
+        """Read what the tape has more of."""
+        if not hasattr(self, "_tape") or not self._tape.exists():
+            return
+        for entry in read_tape(self._tape, self._tape_bytes, self._tape_lines):
+            self._tape_bytes, self._tape_lines = entry.stop_bytes, entry.i + 1
+            if isinstance(entry.record, PhaseLine):
+                self._phase = entry.record.phase
+            if entry.record is not None:
+                self._on_record(entry.record)
+
+    def _learners_running(self) -> bool:
+        return any(self._children[name].running for name in self._patience)
+
+    def _mourn_syncer(self, syncer: Child) -> None:
+        self._restart_at.clear()
+        how = describe_exit(syncer.code)
+        self._syncer_dead = f"the syncer died ({how}); nothing was merged after that"
+        said = syncer.last_error() if syncer.code is not None and syncer.code > 0 else ""
+        self._say(f"the syncer died ({how}); learners train on, nothing is merged any more{': ' + said if said else ''}")
+        self._pids_changed()
+
+    # ------------------------------------------------------------ learners
+
+    def _look_after_learners(self) -> None:
+        for name in self._patience:
+            child = self._children[name]
+            if name in self._done or child.running:
+                continue
+            if name not in self._restart_at:
+                self._learner_ended(child)
+            elif time.monotonic() >= self._restart_at[name]:
+                del self._restart_at[name]
+                child.start()
+                self._say(f"learner {name} is started again")
+                self._pids_changed()
+
+    def _learner_ended(self, child: Child) -> None:
+        name, code = child.name, child.code
+        self._pids_changed()
+        if code == ENDED_DIVERGED:
+            self._diverged.add(name)
+            self._done.add(name)
+            self._say(f"learner {name} stopped for good: {child.last_error()}")
+            return
+        ending = self._phase not in ("waiting", "running") or self._signals or self._failure or self._syncer_dead
+        if code == 0 or ending:
+            self._done.add(name)
+            if code and self._syncer_dead:
+                self._say(f"learner {name} ended: {child.last_error() or describe_exit(code)}")
+            return
+        how = describe_exit(code) + (f": {child.last_error()}" if code and code > 0 else "")
+        delay_s = self._patience[name].after(time.monotonic() - child.started_s)
+        if delay_s is None:
+            self._done.add(name)
+            self._say(f"learner {name} ended again ({how}) and is given up; its log is {child.log}")
+            return
+        self._restart_at[name] = time.monotonic() + delay_s
+        self._say(f"learner {name} ended ({how}); it is started again in {delay_s:.1f} s")
+
+    # ------------------------------------------------------------ the end
+
+    def _goodbye(self) -> Outcome:
+        """The syncer is done: learners have heard so, or came too late to matter."""
+        self._restart_at.clear()
+        deadline = time.monotonic() + GOODBYE_S
+        while self._learners_running() and time.monotonic() < deadline and self._signals < 2:
+            time.sleep(POLL_S)
+        if self._failure:
+            return Outcome(EXIT_FAILED, self._failure)
+        if self._signals:
+            return Outcome(EXIT_INTERRUPTED, "stopped by a signal")
+        return Outcome(0, "finished")
+
+    def _kill_all(self) -> None:
+        """Nobody outlives the launcher: first gently, then not."""
+        for child in self._children.values():
+            child.signal(signal.SIGTERM if self._signals < 2 else signal.SIGKILL)
+        deadline = time.monotonic() + KILL_WAIT_S
+        for child in self._children.values():
+            if not child.wait(max(0.0, deadline - time.monotonic())):
+                child.signal(signal.SIGKILL)
+                child.wait(KILL_WAIT_S)
+
+    def _pids_changed(self) -> None:
+        if self._plan.run_dir.exists():
+            write_pids(self._plan.run_dir / "processes.json", self._children)
+
+
+def recipe_of(plan: Plan) -> dict[str, str | int | float]:
+    """recipe.toml: what the learners train, for `atoll evaluate` and `atoll sample`."""
+    train = plan.learners[0]
+    preset = train.preset()
+    return {
+        "model": train.model,
+        "data": json.dumps(list(train.data)),
+        "batch": preset.batch,
+        "length": preset.length,
+        "inner_lr": preset.lr,
+    }
+
+
+def learner_spec(train: TrainConfig, share: Share, address: str, run_id: str) -> dict[str, Any]:
+    """What a learner process is told."""
+    config = {key: os.fspath(value) if isinstance(value, Path) else value for key, value in asdict(train).items()}
+    join = {"address": address, "run": run_id, "timeout_s": JOIN_TIMEOUT_S, "name_wait_s": NAME_WAIT_S}
+    return {"role": "learner", "train": config, "join": join, "cores": list(share.cores)}

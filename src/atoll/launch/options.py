@@ -1,0 +1,41 @@
+"""What `atoll train` can be told. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.launch.plan import Method
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalOptions(Method):
+    """One run with all its learners on this machine."""
+
+    learners: int = 4
+    """M: training processes, named l1 to lM."""
+    steps: int | None = None
+    """Steps of each learner (at even speed); default 300. Rounded up to whole slots of interval/fragments."""
+    tokens: int | None = None
+    """Instead of steps: tokens of all learners together; steps = tokens / (learners * batch * length), rounded up."""
+    run: Path | None = None
+    """Directory of the run, new or empty; default runs/<time>-<model>."""
+    model: str = "tiny"
+    """tiny (0.9M parameters) or small (10M)."""
+    data: tuple[str, ...] = ("stdlib",)
+    """Text files and folders, or stdlib: the source of Python's own standard library."""
+    inner_lr: float | None = None
+    """Peak rate of the learners' AdamW; default 1e-3."""
+    init: Path | None = None
+    """A safetensors file to start from, such as model/model.safetensors of another run."""
+    threads: int | None = None
+    """Torch threads of each learner; default: what is left of the cores, at least 1."""
+    slow: tuple[str, ...] = ()
+    """NAME=FACTOR: this learner's steps take FACTOR times as long, on purpose."""
+    keep_contributions: bool = False
+    """Keep every contribution that is merged, for `make audit`."""
+    listen: str = "127.0.0.1:0"
+    """Where the syncer listens; port 0: any free one. More learners may join there by hand."""
+
+
+STEPS = 300

@@ -1,0 +1,120 @@
+"""Processes of a launcher: started in sessions of their own, logged, restarted with patience, never left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from atoll.store.files import write_atomic
+
+LOG_TAIL_BYTES = 4096
+ERROR_PREFIX = "atoll: "
+
+
+@dataclass(slots=True, kw_only=True)
+class Child:
+    """One named process; a restart is a new process under the same name."""
+
+    name: str
+    spec: Mapping[str, Any]
+    log: Path
+    environ: Mapping[str, str]
+    process: subprocess.Popen[bytes] | None = None
+    started_s: float = 0.0
+    starts: int = 0
+
+    def start(self) -> None:
+        """stdin is empty, output goes to the log; Ctrl-C in the terminal reaches only the launcher."""
+        self.log.parent.mkdir(exist_ok=True)
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "atoll.launch.child", str(os.getpid()), json.dumps(self.spec)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=dict(self.environ),
+                start_new_session=True,
+            )
+        self.started_s = time.monotonic()
+        self.starts += 1
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def code(self) -> int | None:
+        """Exit status; negative: the signal that ended it; None while it runs or before its start."""
+        return None if self.process is None else self.process.poll()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Harmless when it is gone."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def wait(self, timeout_s: float) -> bool:
+        """True when it has ended in time."""
+        if self.process is None:
+            return True
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def last_error(self) -> str:
+        """The last line of its log that is meant for people; else the last line."""
+        try:
+            with self.log.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+                lines = log.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        told = [line.removeprefix(ERROR_PREFIX) for line in lines if line.startswith(ERROR_PREFIX)]
+        return (told or lines or [""])[-1]
+
+
+def describe_exit(code: int | None) -> str:
+    """`exit status 2`, or the signal's name."""
+    if code is not None and code < 0:
+        try:
+            return f"killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"killed by signal {-code}"
+    return f"exit status {code}"
+
+
+@dataclass(slots=True)
+class Patience:
+    """When to start a learner again, and when to give it up."""
+
+    quick_s: float = 20.0
+    """A life shorter than this is a quick death."""
+    quick_max: int = 5
+    first_delay_s: float = 0.5
+    delay_max_s: float = 10.0
+    quick: int = 0
+    history: list[float] = field(default_factory=list)
+
+    def after(self, lived_s: float) -> float | None:
+        """Seconds to wait before the next start; None: give it up."""
+        self.history.append(lived_s)
+        self.quick = self.quick + 1 if lived_s < self.quick_s else 0
+        if self.quick >= self.quick_max:
+            return None
+        return min(self.delay_max_s, self.first_delay_s * 2 ** max(0, self.quick - 1))
+
+
+def write_pids(path: Path, children: Mapping[str, Child]) -> None:
+    """processes.json: the launcher and whatever runs now, by name."""
+    pids = {"launcher": os.getpid()}
+    pids |= {name: child.process.pid for name, child in children.items() if child.running and child.process}
+    write_atomic(path, json.dumps(pids, indent=1).encode() + b"\n", sync=False)

@@ -1,0 +1,332 @@
+"""RunView: one small read model of a run, folded from its tape line by line. Everything that shows a run reads it.
+
+It keeps sums, not lines: memory grows with lives and slots (one integer each), never with reports.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+import msgspec
+
+from atoll.core.config import RunConfig
+from atoll.core.records import (
+    ClosedLine,
+    LifeEndLine,
+    MemberLine,
+    NoticeLine,
+    PhaseLine,
+    PublishedLine,
+    QuorumLine,
+    Record,
+    ReportLine,
+    RunLine,
+    SlotLine,
+    StartLine,
+)
+
+KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in get_args(Record)}
+TRAIN_LOSS_SHARE = 0.1
+STEPPING_LIMIT = 4
+"""A pause of more than so many of a life's own steps (per step of the report) is not stepping."""
+
+LifeKey = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Share:
+    """contributors / ready, summed over slots."""
+
+    total: float = 0.0
+    slots: int = 0
+
+    def add(self, value: float) -> None:
+        self.total += value
+        self.slots += 1
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.slots if self.slots else None
+
+
+@dataclass(slots=True)
+class LifeView:
+    """One life of a learner, as far as the tape tells."""
+
+    pieces: int
+    state: str = "joining"
+    steps: int = 0
+    tokens: int = 0
+    loss_sum: float = 0.0
+    merged: list[int] = field(default_factory=list)
+    """c_tokens per piece of published contributions."""
+    end: LifeEndLine | None = None
+    reported_ns: int | None = None
+    stepping_ns: int = 0
+    stepping_steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.merged = [0] * self.pieces
+
+
+@dataclass(slots=True)
+class Settled:
+    """A regular slot that is over: who was merged in it, among how many."""
+
+    slot: int
+    piece: int
+    ready: int
+    merged: int
+    share: float | None
+    """min(1, merged / ready); None where nobody was ready."""
+    grace_ns: int
+    sync_ns: int
+    """From closed to settled."""
+
+
+@dataclass(slots=True)
+class Union:
+    """Length of a union of time intervals that come with growing ends."""
+
+    spans: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, start: int, stop: int) -> None:
+        while self.spans and self.spans[-1][1] >= start:
+            start = min(start, self.spans.pop()[0])
+        self.spans.append((start, stop))
+
+    @property
+    def length(self) -> int:
+        return sum(stop - start for start, stop in self.spans)
+
+
+class RecentLoss:
+    """(tokens, loss * tokens) of the newest `TRAIN_LOSS_SHARE` of all tokens; what can never count again is dropped."""
+
+    def __init__(self) -> None:
+        self._window: deque[tuple[int, float]] = deque()
+        self._kept = 0
+        self._total = 0
+
+    def add(self, tokens: int, loss_sum: float) -> None:
+        if tokens <= 0:
+            return
+        self._window.append((tokens, loss_sum))
+        self._kept += tokens
+        self._total += tokens
+        while self._kept - self._window[0][0] >= TRAIN_LOSS_SHARE * self._total:
+            self._kept -= self._window.popleft()[0]
+
+    @property
+    def mean(self) -> float | None:
+        """The oldest of them counts in proportion to the part of it that is needed."""
+        if not self._total:
+            return None
+        wanted = TRAIN_LOSS_SHARE * self._total
+        first_tokens, first_loss = self._window[0]
+        part = (wanted - (self._kept - first_tokens)) / first_tokens
+        rest = sum(loss for _, loss in self._window) - first_loss
+        return (rest + part * first_loss) / wanted
+
+
+class RunView:
+    """Feed it tape lines in order, as records or as dicts of the JSONL. Unknown kinds are skipped."""
+
+    def __init__(self) -> None:
+        self.run: RunLine | None = None
+        self.config: RunConfig | None = None
+        self.phase = "waiting"
+        self.end_reason = ""
+        self.first_ns: int | None = None
+        self.last_ns: int | None = None
+        self.first_report_ns: int | None = None
+        self.last_report_ns: int | None = None
+        self.start_ns: int | None = None
+        self.drain_ns: int | None = None
+        self.slots_last: int | None = None
+        self.slots_closed = 0
+        self.lives: dict[LifeKey, LifeView] = {}
+        self.published_ns = array("q")
+        self.versions: dict[int, tuple[int, int]] = {}
+        self.stepping = Union()
+        self.recent = RecentLoss()
+        self.participation = Share()
+        self.by_piece: dict[int, Share] = {}
+        self.by_learner: dict[str, Share] = {}
+        self.settled_slots = 0
+        self.last_settled: Settled | None = None
+        self.notices = 0
+        self.fates = {"missed": 0, "refused": 0}
+        self._closed: dict[int, tuple[ClosedLine, frozenset[str]]] = {}
+        self._slots: dict[int, SlotLine] = {}
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            RunLine: self._on_run,
+            MemberLine: self._on_member,
+            StartLine: self._on_start,
+            ReportLine: self._on_report,
+            QuorumLine: lambda line: None,
+            ClosedLine: self._on_closed,
+            SlotLine: self._on_slot,
+            PublishedLine: self._on_published,
+            PhaseLine: self._on_phase,
+            LifeEndLine: self._on_life_end,
+            NoticeLine: self._on_notice,
+            KINDS["fateline"]: self._on_fate,
+        }
+
+    def feed(self, line: Record | Mapping[str, Any]) -> Record | None:
+        """Fold one line in; the record, or None where this version does not know its kind."""
+        record = as_record(line)
+        if record is None:
+            return None
+        if self.first_ns is None:
+            self.first_ns = record.now_ns
+        self.last_ns = record.now_ns
+        handler = self._handlers.get(type(record))
+        if handler is not None:
+            handler(record)
+        return record
+
+    # ------------------------------------------------------------ sums
+
+    @property
+    def pieces(self) -> int:
+        return len(self.run.piece_sizes) if self.run is not None else 0
+
+    @property
+    def tokens(self) -> int:
+        """Computed so far: the newest that was heard of every life."""
+        return sum(life.tokens for life in self.lives.values())
+
+    @property
+    def loss_sum(self) -> float:
+        return sum(life.loss_sum for life in self.lives.values())
+
+    @property
+    def steps(self) -> int:
+        return sum(life.steps for life in self.lives.values())
+
+    @property
+    def merged_pieces(self) -> int:
+        """Merged token-pieces so far."""
+        return sum(sum(life.merged) for life in self.lives.values())
+
+    def ready(self) -> list[str]:
+        """Names of the learners that are ready now."""
+        return sorted(name for (name, _), life in self.lives.items() if life.state == "ready")
+
+    def regular(self, slot: int) -> bool:
+        """False for the slots of the finish."""
+        last = self.slots_last if self.slots_last is not None else self.config.slots if self.config else 0
+        return 1 <= slot <= last
+
+    def _life(self, name: str, generation: int) -> LifeView:
+        return self.lives.setdefault((name, generation), LifeView(self.pieces))
+
+    # ------------------------------------------------------------ lines
+
+    def _on_run(self, line: RunLine) -> None:
+        self.run = line
+        known = RunConfig.__dataclass_fields__
+        self.config = RunConfig.from_dict({k: v for k, v in line.settings.items() if k in known})
+
+    def _on_member(self, line: MemberLine) -> None:
+        self._life(line.name, line.generation).state = line.state
+
+    def _on_start(self, line: StartLine) -> None:
+        self.start_ns = line.now_ns
+
+    def _on_report(self, line: ReportLine) -> None:
+        life = self._life(line.name, line.generation)
+        if self.first_report_ns is None:
+            self.first_report_ns = line.now_ns
+        self.last_report_ns = line.now_ns
+        self._count_stepping(life, line)
+        self._hear(life, line.steps, line.tokens, line.loss_sum)
+        life.reported_ns = line.now_ns
+
+    def _count_stepping(self, life: LifeView, line: ReportLine) -> None:
+        new = line.steps - life.steps
+        if new <= 0 or life.reported_ns is None:
+            return
+        span_ns = line.now_ns - life.reported_ns
+        if life.stepping_steps:
+            span_ns = min(span_ns, STEPPING_LIMIT * new * life.stepping_ns // life.stepping_steps)
+        life.stepping_ns += span_ns
+        life.stepping_steps += new
+        self.stepping.add(line.now_ns - span_ns, line.now_ns)
+
+    def _hear(self, life: LifeView, steps: int, tokens: int, loss_sum: float) -> None:
+        self.recent.add(tokens - life.tokens, loss_sum - life.loss_sum)
+        life.steps, life.tokens, life.loss_sum = steps, tokens, loss_sum
+
+    def _on_life_end(self, line: LifeEndLine) -> None:
+        life = self._life(line.name, line.generation)
+        self._hear(life, line.steps, line.tokens, line.loss_sum)
+        life.end = line
+
+    def _on_closed(self, line: ClosedLine) -> None:
+        self._closed[line.slot] = (line, frozenset(self.ready()))
+        if self.regular(line.slot):
+            self.slots_closed = max(self.slots_closed, line.slot)
+
+    def _on_slot(self, line: SlotLine) -> None:
+        if line.merged:
+            self._slots[line.slot] = line
+        else:
+            self._settle(line, ())
+
+    def _on_published(self, line: PublishedLine) -> None:
+        self.versions[line.piece] = (line.version[0], line.version[1])
+        if self.regular(line.slot):
+            self.published_ns.append(line.now_ns)
+        slot = self._slots.pop(line.slot, None)
+        if slot is None:
+            return
+        for merge in slot.merged:
+            self._life(merge.name, merge.generation).merged[slot.piece] += merge.c_tokens
+        self._settle(slot, tuple(merge.name for merge in slot.merged))
+
+    def _settle(self, line: SlotLine, names: tuple[str, ...]) -> None:
+        closed, ready = self._closed.pop(line.slot, (None, frozenset[str]()))
+        if closed is None or not self.regular(line.slot):
+            return
+        share = min(1.0, len(names) / closed.ready) if closed.ready else None
+        if share is not None:
+            self.participation.add(share)
+            self.by_piece.setdefault(line.piece, Share()).add(share)
+        for name in ready.union(names):
+            self.by_learner.setdefault(name, Share()).add(float(name in names))
+        self.settled_slots += 1
+        sync_ns = line.now_ns - closed.now_ns
+        self.last_settled = Settled(
+            line.slot, line.piece, closed.ready, len(names), share, closed.waited_ns, sync_ns
+        )
+
+    def _on_phase(self, line: PhaseLine) -> None:
+        self.phase = line.phase
+        self.end_reason = line.reason
+        if line.phase == "draining":
+            self.drain_ns, self.slots_last = line.now_ns, line.slot
+
+    def _on_fate(self, line: Any) -> None:
+        self.fates[line.fate] = self.fates.get(line.fate, 0) + 1
+
+    def _on_notice(self, line: NoticeLine) -> None:
+        self.notices += 1
+
+
+def as_record(line: Record | Mapping[str, Any]) -> Record | None:
+    """A record as it is; a dict of the JSONL by its `kind`, None where that is unknown."""
+    if not isinstance(line, Mapping):
+        return line
+    kind = KINDS.get(str(line.get("kind")))
+    if kind is None:
+        return None
+    fields = {name: value for name, value in line.items() if name not in ("i", "kind")}
+    record: Record = msgspec.convert(fields, kind)
+    return record
