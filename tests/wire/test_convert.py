@@ -67,7 +67,7 @@ syncer_messages = st.one_of(
     ),
     st.builds(core.Refuse, words, lines.map(convert.one_line)),
     st.builds(core.SeedRequest),
-    st.builds(core.Pace, numbers, numbers),
+    st.builds(core.Pace, numbers, numbers, numbers),
     st.builds(core.Fate, small, numbers, numbers, words, lines.map(convert.one_line)),
     st.builds(core.UpdateReady, small, versions, numbers, numbers, hashes, merged),
     st.builds(core.Finishing, numbers),

@@ -1,7 +1,8 @@
-"""Frames between a training process and its agent: 4 bytes of length, then msgpack [kind, body]. No torch, no gRPC.
+"""Frames between a training process and its agent: 4 bytes of length, then msgpack [kind, body, at_ns].
 
-Bodies are the core's dataclasses. `Heard` and `FromLearner` only wrap a message; their kind is the message's class name
-after a mark, so that every body has one type and is checked while it is decoded.
+Bodies are the core's dataclasses. `Heard` and `FromLearner` only wrap a message; their kind is the message's class
+name after a mark, so that every body has one type and is checked while it is decoded. at_ns: of Heard, else 0. No torch
+and no gRPC here.
 """
 
 from __future__ import annotations
@@ -56,8 +57,7 @@ class AgentCost:
     bulk_bytes: int
 
 
-_WRAPPED: dict[type, str] = {Heard: "<", FromLearner: ">"}
-_WRAPPERS = {mark: kind for kind, mark in _WRAPPED.items()}
+_HEARD, _FROM_LEARNER = "<", ">"
 _BODIES = (
     *(StreamLost, UpdateArrived, UploadDone, SeedOffered, PlaceFreed, Setup, AgentCost),
     *get_args(messages.SyncerMessage),
@@ -65,15 +65,19 @@ _BODIES = (
 )
 
 _encoder = msgspec.msgpack.Encoder()
-_frame_decoder = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
+_frame_decoder = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw, int])
 _decoders = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in _BODIES}
 
 
 def encode_frame(item: Any) -> bytes:
     """A frame with its length."""
-    mark = _WRAPPED.get(type(item), "")
-    body = item.message if mark else item
-    data = _encoder.encode((mark + type(body).__name__, body))
+    if isinstance(item, Heard):
+        frame = (_HEARD + type(item.message).__name__, item.message, item.at_ns)
+    elif isinstance(item, FromLearner):
+        frame = (_FROM_LEARNER + type(item.message).__name__, item.message, 0)
+    else:
+        frame = (type(item).__name__, item, 0)
+    data = _encoder.encode(frame)
     assert len(data) <= FRAME_BYTES_MAX
     return _LENGTH.pack(len(data)) + data
 
@@ -81,12 +85,13 @@ def encode_frame(item: Any) -> bytes:
 def decode_frame(data: bytes | bytearray | memoryview) -> Any:
     """The item of one frame, without its length; PipeError where it is none."""
     try:
-        kind, raw = _frame_decoder.decode(data)
-        wrapper = _WRAPPERS.get(kind[:1])
-        body = _decoders[kind[1:] if wrapper else kind].decode(raw)
+        kind, raw, at_ns = _frame_decoder.decode(data)
+        body = _decoders[kind.lstrip("<>")].decode(raw)
     except (msgspec.DecodeError, KeyError, RecursionError) as error:
         raise PipeError(f"a frame of {len(data)} bytes cannot be read: {error}") from error
-    return body if wrapper is None else wrapper(body)
+    if kind[0] == _HEARD:
+        return Heard(body, at_ns)
+    return FromLearner(body) if kind[0] == _FROM_LEARNER else body
 
 
 class Frames:

@@ -51,6 +51,7 @@ class Transfers:
         self._broken_upload: tuple[int, int] | None = None
         self._uploading: tuple[int, int] | None = None
         self._upload_call: Any = None
+        self._moved_bytes = 0
         self._partial: _Partial | None = None
 
     def aim(self, target: str, run_id: str, life: Life) -> None:
@@ -82,13 +83,15 @@ class Transfers:
         key = (action.piece, action.seq)
         started_ns = time.monotonic_ns()
         self._uploading = key
+        self._moved_bytes = 0
         try:
             result = await self._upload(action)
         except BROKEN:
             result = "unwanted" if self._uploading is None else "broken"
         self._broken_upload = key if result == "broken" else None
         self._uploading = self._upload_call = None
-        return UploadEnded(action.piece, action.seq, result, time.monotonic_ns() - started_ns)
+        duration_ns = time.monotonic_ns() - started_ns
+        return UploadEnded(action.piece, action.seq, result, self._moved_bytes, duration_ns)
 
     def stop_upload(self, piece: int, seq: int) -> None:
         """End the running upload, if it is this one; it ends as unwanted."""
@@ -120,6 +123,10 @@ class Transfers:
         answer = await call
         return "unwanted" if answer.unwanted else "ok"
 
+    def _moved(self, size_bytes: int) -> None:
+        self._moved_bytes += size_bytes
+        self._memory.progress_bytes += size_bytes
+
     async def _send_whole(self, name: pb.ContributionId, action: StartUpload) -> str:
         data = bytes(self._memory.upload(action.piece)[: action.size_bytes])
         header = pb.UploadHeader(id=name, size_bytes=action.size_bytes)
@@ -127,8 +134,10 @@ class Transfers:
         before_ns = time.monotonic_ns()
         self._upload_call = self._open_whole_upload(chunk, metadata=self._metadata)
         answer = await self._upload_call
-        self._pacer.written(action.size_bytes, time.monotonic_ns() - before_ns)
-        self._memory.progress_bytes += action.size_bytes
+        pause_ns = self._pacer.whole(time.monotonic_ns() - before_ns)
+        self._moved(action.size_bytes)
+        if pause_ns:
+            await asyncio.sleep(pause_ns / 1e9)
         return "unwanted" if answer.unwanted else "ok"
 
     async def _send_chunks(self, call: Any, name: pb.ContributionId, action: StartUpload, offset: int) -> None:
@@ -144,7 +153,7 @@ class Transfers:
             before_ns = time.monotonic_ns()
             await call.write(chunk)
             pause_ns = self._pacer.written(stop - offset, time.monotonic_ns() - before_ns)
-            self._memory.progress_bytes += stop - offset
+            self._moved(stop - offset)
             if last:
                 return
             offset, header = stop, None

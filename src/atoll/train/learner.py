@@ -199,14 +199,16 @@ class JoinedLearner:
     def _enter(self, model: nn.Module, deadline: float) -> None:
         self.name = self._setup.name
         with self._timers.timed("parameters"):
-            welcome = self._await_welcome(deadline)
+            heard = self._await_welcome(deadline)
+        welcome = heard.message
+        assert isinstance(welcome, Welcome)
         self.generation = welcome.generation
         self.settings = RunConfig.from_dict(dict(welcome.settings))
         layout = make_layout(self._setup.tensors, self.settings.fragments)
         self._client.memory.grow(make_plan(layout.piece_sizes, self.settings.payload))
         self._pieces = Pieces(model, layout, self.settings.payload, self._client.memory)
         self._machine = Learner(self.settings, layout, self.name, self.generation)
-        self._handle(events.Heard(welcome))
+        self._handle(heard)
         self.progress_at_join = self._machine.progress
         self._feed(self._pending)
         self._pending = []
@@ -215,7 +217,7 @@ class JoinedLearner:
             self._client.finish()
             raise JoinError(self._end.reason)
 
-    def _await_welcome(self, deadline: float) -> Welcome:
+    def _await_welcome(self, deadline: float) -> events.Heard:
         """The answer to Hello. What came behind it in the same read is kept for the machine."""
         reason = "no answer"
         while time.monotonic() < deadline:
@@ -227,7 +229,7 @@ class JoinedLearner:
                     raise JoinError(f"the syncer at {self._setup.address} refused: {item.message.message}")
                 elif isinstance(item, events.Heard) and isinstance(item.message, Welcome):
                     self._pending = items[index + 1 :]
-                    return item.message
+                    return item
         raise JoinError(
             f"no syncer answers at {self._setup.address} ({reason}); start one there, or set address or ATOLL_ADDRESS"
         )

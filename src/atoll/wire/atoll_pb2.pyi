@@ -231,12 +231,14 @@ class SeedRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Pace(_message.Message):
-    __slots__ = ("slot", "slot_interval_ns")
+    __slots__ = ("slot", "slot_interval_ns", "slack_ns")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     SLOT_INTERVAL_NS_FIELD_NUMBER: _ClassVar[int]
+    SLACK_NS_FIELD_NUMBER: _ClassVar[int]
     slot: int
     slot_interval_ns: int
-    def __init__(self, slot: _Optional[int] = ..., slot_interval_ns: _Optional[int] = ...) -> None: ...
+    slack_ns: int
+    def __init__(self, slot: _Optional[int] = ..., slot_interval_ns: _Optional[int] = ..., slack_ns: _Optional[int] = ...) -> None: ...
 
 class Fate(_message.Message):
     __slots__ = ("piece", "seq", "slot", "fate", "reason")

@@ -409,8 +409,16 @@ def _update_from_wire(m: pb.UpdateReady) -> core.UpdateReady:
 
 
 def _pace_from_wire(m: pb.Pace) -> core.Pace:
-    slot = check_number("slot", m.slot)
-    return core.Pace(slot, check_number("slot_interval_ns", m.slot_interval_ns))
+    return core.Pace(
+        slot=check_number("slot", m.slot),
+        slot_interval_ns=check_number("slot_interval_ns", m.slot_interval_ns),
+        slack_ns=check_number("slack_ns", m.slack_ns),
+    )
+
+
+def _pace_to_wire(m: core.Pace) -> pb.SyncerEnvelope:
+    pace = pb.Pace(slot=m.slot, slot_interval_ns=m.slot_interval_ns, slack_ns=m.slack_ns)
+    return pb.SyncerEnvelope(pace=pace)
 
 
 def _final_round(m: core.FinalRound) -> pb.SyncerEnvelope:
@@ -424,7 +432,7 @@ def _finished(m: core.Finished) -> pb.SyncerEnvelope:
 _SYNCER_TO_WIRE: dict[type, Callable[[Any], pb.SyncerEnvelope]] = {
     core.Refuse: lambda m: pb.SyncerEnvelope(refuse=pb.Refuse(kind=m.kind, message=one_line(m.message))),
     core.SeedRequest: lambda m: pb.SyncerEnvelope(seed_request=pb.SeedRequest()),
-    core.Pace: lambda m: pb.SyncerEnvelope(pace=pb.Pace(slot=m.slot, slot_interval_ns=m.slot_interval_ns)),
+    core.Pace: _pace_to_wire,
     core.Fate: _fate_to_wire,
     core.UpdateReady: _update_to_wire,
     core.Finishing: lambda m: pb.SyncerEnvelope(finishing=pb.Finishing(slot=m.slot)),

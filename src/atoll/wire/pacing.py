@@ -13,6 +13,7 @@ CHUNK_NS = 50_000_000
 """A chunk should not occupy the link for longer."""
 FREE_NS = 5_000_000
 """A write that took less did not wait for the link."""
+WHOLE_NS = 10 * CHUNK_NS
 SHARE_PERCENT = 90
 
 
@@ -29,6 +30,15 @@ class Pacer:
         if duration_ns < FREE_NS:
             return 0
         return duration_ns * (100 - SHARE_PERCENT) // SHARE_PERCENT
+
+    def whole(self, duration_ns: int) -> int:
+        """A transfer of one chunk, answer included, took `duration_ns`; returns the pause after it, in ns.
+
+        Its time is the round trip as much as the link, so that only a long one says that chunks should be smaller.
+        """
+        if duration_ns > WHOLE_NS:
+            self.chunk_bytes = max(CHUNK_BYTES_MIN, self.chunk_bytes // 2)
+        return 0 if duration_ns < FREE_NS else duration_ns * (100 - SHARE_PERCENT) // SHARE_PERCENT
 
     def _resize(self, duration_ns: int) -> None:
         if duration_ns > CHUNK_NS:
