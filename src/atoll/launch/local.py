@@ -290,7 +290,8 @@ class LocalRun:
                 self._mourn_syncer(syncer)
             if self._syncer_dead and not self._learners_running():
                 return Outcome(EXIT_FAILED, self._syncer_dead)
-            if not self._failure and len(self._done) == len(self._plan.learners) and self._phase == "running":
+            nobody = len(self._done) == len(self._plan.learners) and self._phase in ("waiting", "running")
+            if nobody and not self._failure and not self._syncer_dead:
                 self._failure = "no learner is left"
                 self._say("no learner is left; the run ends with what was merged")
                 syncer.signal(signal.SIGINT)
