@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+from atoll.cli.main import main
+
 TEXT = "the quick brown fox jumps over the lazy dog, and the dog does not mind it at all\n"
 
 
@@ -63,7 +65,9 @@ def by_hand(tmp_path):
         process.communicate()
 
 
-def test_by_hand__a_learner_that_diverges_stops_with_status_3_and_the_run_goes_on(by_hand):
+def test_by_hand__a_learner_that_diverges_stops_with_status_3_and_the_run_goes_on(
+    by_hand, monkeypatch, capsys
+):
     syncer, learner, where = by_hand
     good = learner("good")
     # From 16 seen contributions on, a norm far above the history is refused (R25).
@@ -89,8 +93,7 @@ def test_by_hand__a_learner_that_diverges_stops_with_status_3_and_the_run_goes_o
     summary = json.loads((where / "run" / "summary.json").read_text())
     assert summary["train_loss"] < 5
     assert summary["lives"] == {"bad": 1, "good": 1}
-    evaluated = start("evaluate", "run", "--data", "text.txt", cwd=where)
-    out, err = evaluated.communicate(timeout=60)
-    assert evaluated.returncode == 0, err
-    assert float(re.search(r"tiny: (\S+) nats", out).group(1)) < 5
+    monkeypatch.chdir(where)
+    assert main(["evaluate", "run", "--data", "text.txt"]) == 0
+    assert float(re.search(r"tiny: (\S+) nats", capsys.readouterr().out).group(1)) < 5
     assert {path.name.split("-")[0] for path in (where / "runs").glob("*/steps/*")} == {"good", "bad"}

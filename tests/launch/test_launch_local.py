@@ -70,7 +70,7 @@ class Train:
 
 
 def test_train__a_killed_learner_comes_back_and_the_run_leaves_all_it_should(tmp_path, text, capsys):
-    train = Train(tmp_path / "run", text, "--steps", "90", "--slow", "l1=1.2", "--keep-contributions")
+    train = Train(tmp_path / "run", text, "--steps", "60", "--slow", "l1=1.2", "--keep-contributions")
     train.await_slot(6)
     os.kill(train.pids()["l2"], signal.SIGKILL)
     code, out, err = train.end()
@@ -80,7 +80,7 @@ def test_train__a_killed_learner_comes_back_and_the_run_leaves_all_it_should(tmp
     summary = train.summary()
     pieces = summary["token_pieces"]
     assert summary["lives"]["l1"] == 1
-    assert (summary["slots"], summary["steps"], summary["phase"]) == (30, 90, "over")
+    assert (summary["slots"], summary["steps"], summary["phase"]) == (20, 60, "over")
     assert pieces["computed"] == pieces["merged"] + pieces["overwritten"] + pieces["lost"]
     assert 0 < pieces["lost"] < 0.5 * pieces["computed"]
     assert summary["eval_loss"] < 4
