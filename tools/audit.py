@@ -33,7 +33,6 @@ def read_tensors(path):
 def digest(tensor):
     return hashlib.blake2b(tensor.contiguous().view(torch.uint8).numpy(), digest_size=16).hexdigest()
 
-# arithmetic: docs/ARITHMETIC.md
 def norm(x):
     squares = x.double() * x.double()
     blocks = torch.nn.functional.pad(squares, (0, -len(x) % BLOCK)).view(-1, BLOCK)
@@ -71,7 +70,6 @@ def nesterov(theta, momentum, delta, lr, mu):
     momentum = momentum * mu + delta
     return theta - (delta + momentum * mu) * lr, momentum
 
-# the run
 class Run:
     def __init__(self, directory):
         self.dir = Path(directory)
