@@ -73,20 +73,20 @@ def test_by_hand__a_learner_that_diverges_stops_with_status_3_and_the_run_goes_o
     # From 16 seen contributions on, a norm far above the history is refused (R25).
     await_slot(where / "run" / "tape.jsonl", 20)
     bad = learner("bad", "--inner-lr", "1e30")
-    out, err = bad.communicate(timeout=60)
+    _, err = bad.communicate(timeout=60)
     assert bad.returncode == 3, err
     assert re.fullmatch(r"atoll: (loss|gradient norm) \S+ of learner 'bad' at step \d+ is not finite; .*\n", err)
     twin = learner("good")
-    out, err = twin.communicate(timeout=60)
+    _, err = twin.communicate(timeout=60)
     assert twin.returncode == 2
     assert "the name 'good' is in use by a live learner; choose another --name" in err
     other = learner("other", "--model", "small")
-    out, err = other.communicate(timeout=60)
+    _, err = other.communicate(timeout=60)
     assert other.returncode == 2
     assert "tensor blocks.0.attention.key.weight float32[128,128] of the run is" in err
     assert good.poll() is None
     syncer.send_signal(signal.SIGINT)
-    out, err = syncer.communicate(timeout=60)
+    _, err = syncer.communicate(timeout=60)
     assert syncer.returncode in (0, 130), err
     good.communicate(timeout=30)
     assert good.returncode == 0
