@@ -1,12 +1,9 @@
 """Redo a run from what it left behind, with plain torch and nothing of atoll.
 
-    python tools/audit.py RUN_DIR
-
 From version 0, the kept contributions, the tape and the step logs that the training loops wrote it computes again every
 merge and outer step up to the hash of model/, every clock and quorum, every book and every figure of summary.json.
 docs/ARITHMETIC.md and docs/SUMMARY.md say how. Exit status: 0 all equal, 1 something differs, 2 it cannot be read.
 """
-
 import hashlib
 import json
 import math
@@ -19,72 +16,48 @@ from safetensors import safe_open
 
 BLOCK, CANCELLED = 65536, 2.0**-20
 
-
-class Differs(Exception):
-    """The run is not what its records say."""
-
-
+class Differs(Exception): ...
 def must(ok, *words):
     if not ok:
         raise Differs(" ".join(map(str, words)))
 
-
 def close(a, b, *words):
-    """Equal, or floats within 1e-9 of each other."""
-    if a is None or b is None or isinstance(a, str):
-        must(a == b, *words, f"recounted {a}, recorded {b}")
-    else:
-        must(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9), *words, f"recounted {a}, recorded {b}")
-
+    same = a == b or (isinstance(a, (int, float)) and b is not None and math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9))
+    must(same, *words, f"recounted {a}, recorded {b}")
 
 def read_tensors(path):
     must(path.exists(), path, "is missing")
     with safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
-
 def digest(tensor):
     return hashlib.blake2b(tensor.contiguous().view(torch.uint8).numpy(), digest_size=16).hexdigest()
 
-
-# ------------------------------------------------------------ arithmetic (docs/ARITHMETIC.md)
-
-
 def norm(x):
-    y = x.double()
-    y = y * y
-    blocks = torch.nn.functional.pad(y, (0, -len(y) % BLOCK)).view(-1, BLOCK)
-    half = BLOCK // 2
-    while half:
+    squares = x.double() * x.double()
+    blocks = torch.nn.functional.pad(squares, (0, -len(x) % BLOCK)).view(-1, BLOCK)
+    while (half := blocks.shape[1] // 2) > 0:
         blocks = blocks[:, :half] + blocks[:, half:]
-        half //= 2
-    total = 0.0
-    for value in blocks[:, 0].tolist():
-        total = total + value
-    return math.sqrt(total)
+    return math.sqrt(add(blocks[:, 0].tolist()))
 
+def add(floats):
+    total = 0.0
+    for value in floats:
+        total = total + value
+    return total
 
 def weighted_sum(deltas, coefficients):
-    s = deltas[0].double() * coefficients[0]
-    for delta, c in zip(deltas[1:], coefficients[1:]):
-        s = s + delta.double() * c
-    return s
-
+    first, *rest = (delta.double() * c for delta, c in zip(deltas, coefficients))
+    return sum(rest, start=first)
 
 def rda(deltas, shares):
-    norms, m = [norm(d) for d in deltas], 0.0
-    for share, n in zip(shares, norms):
-        m = m + share * n
+    norms = [norm(d) for d in deltas]
     d = weighted_sum(deltas, [s / n if n else 0.0 for s, n in zip(shares, norms)])
-    length = norm(d)
+    m, length = add(share * n for share, n in zip(shares, norms)), norm(d)
     return torch.zeros(len(d)) if length < CANCELLED else (d * (m / length)).float()
 
-
 def merge(deltas, weights, layout, method):
-    total = 0.0
-    for w in weights:
-        total = total + w
-    shares, parts, start = [w / total for w in weights], [], 0
+    shares, parts, start = [w / add(weights) for w in weights], [], 0
     for _, size, averaged in layout:
         cut = [d[start : start + size] for d in deltas]
         plain = method == "average" or averaged
@@ -92,29 +65,18 @@ def merge(deltas, weights, layout, method):
         start += size
     return torch.cat(parts)
 
-
 def nesterov(theta, momentum, delta, lr, mu):
     lr, mu = torch.tensor(lr, dtype=torch.float32), torch.tensor(mu, dtype=torch.float32)
     momentum = momentum * mu + delta
     return theta - (delta + momentum * mu) * lr, momentum
 
-
-# ------------------------------------------------------------ the run
-
-
 class Run:
-    """The tape of a run, by kind and in order."""
-
     def __init__(self, directory):
         self.dir = Path(directory)
-        self.lines = []
-        for i, text in enumerate((self.dir / "tape.jsonl").read_text().splitlines()):
-            line = json.loads(text)
-            must(line["i"] == i, f"tape line {i} has number {line['i']}")
-            self.lines.append(line)
-        self.run = self.lines[0]
+        self.lines = [json.loads(text) for text in (self.dir / "tape.jsonl").read_text().splitlines()]
+        must([x["i"] for x in self.lines] == list(range(len(self.lines))), "lines of the tape are missing")
+        self.run, self.set = self.lines[0], self.lines[0]["settings"]
         must(self.run["kind"] == "runline" and self.run["schema"] == 1, "the tape does not begin with schema 1")
-        self.set = self.run["settings"]
         self.P, self.s = self.set["fragments"], self.set["interval"] // self.set["fragments"]
         self.last = next((x["slot"] for x in self.kind("phaseline") if x["phase"] == "draining"), None)
         must(self.last is not None, "the run did not come to its finish")
@@ -123,70 +85,55 @@ class Run:
     def kind(self, name):
         return [x for x in self.lines if x["kind"] == name]
 
-
 def redo_merges(run):
     """Every merge from version 0; returns the final theta of each piece and the merged tokens per life and piece."""
     kept, payload = run.dir / "contributions", {"bf16": torch.bfloat16, "fp32": torch.float32}[run.set["payload"]]
     seeds = [read_tensors(kept / f"version-0/piece-{p:04d}.safetensors")[0]["theta"] for p in range(run.P)]
     theta, momentum = list(seeds), [torch.zeros_like(t) for t in seeds]
     must([digest(t.to(payload)) for t in theta] == run.kind("seedline")[0]["update_hashes"], "version 0 differs")
-    version, slot_of, seen, fates = [(1, 0)] * run.P, [0] * run.P, set(), set()
-    merged, count = defaultdict(int), 0
-    published = {(x["slot"], x["piece"], tuple(x["version"])) for x in run.kind("publishedline")}
+    version, slot_of, seen, made, merged = [(1, 0)] * run.P, [0] * run.P, set(), [], defaultdict(int)
     for line in run.kind("slotline"):
         slot, p = line["slot"], line["piece"]
         must(p == slot % run.P and slot > slot_of[p], f"slot {slot} is out of order")
         must(tuple(line["base"]) == version[p], f"slot {slot} starts from version {line['base']}, not {version[p]}")
-        slot_of[p] = slot
-        if not line["merged"]:
-            must(tuple(line["version"]) == version[p], f"empty slot {slot} made a version")
-            continue
-        version[p] = (version[p][0], version[p][1] + 1)
+        slot_of[p], version[p] = slot, (1, version[p][1] + bool(line["merged"]))
         must(tuple(line["version"]) == version[p], f"slot {slot} makes version {line['version']}, not {version[p]}")
-        must((slot, p, version[p]) in published, f"slot {slot} was not published")
+        if not line["merged"]:
+            continue
         ids = [(m["name"], m["generation"]) for m in line["merged"]]
         must(ids == sorted(set(ids)), f"slot {slot}: inputs are not in id order")
         deltas = [-check_input(run, kept, slot, p, m, version[p][1] - 1, payload, seen) for m in line["merged"]]
         for m in line["merged"]:
             merged[m["name"], m["generation"], p] += m["c_tokens"]
         delta = merge(deltas, [m["weight"] for m in line["merged"]], run.run["layout"][p], run.set["merge"])
-        theta[p], momentum[p] = nesterov(
-            theta[p], momentum[p], delta, run.set["outer_lr"], run.set["outer_momentum"]
-        )
+        theta[p], momentum[p] = nesterov(theta[p], momentum[p], delta, run.set["outer_lr"], run.set["outer_momentum"])
         redone = (digest(theta[p]), digest(momentum[p]), digest(theta[p].to(payload)))
         told = (line["theta_hash"], line["momentum_hash"], line["update_hash"])
         must(redone == told, f"slot {slot} piece {p}: the merge gives {redone}, the tape says {told}")
-        count += 1
-    for fate in run.kind("fateline"):
-        key = (fate["name"], fate["generation"], fate["seq"])
-        must(key not in seen and key not in fates, f"contribution {key} has two fates")
-        fates.add(key)
+        made.append((slot, p, version[p]))
+    published = [(x["slot"], x["piece"], tuple(x["version"])) for x in run.kind("publishedline")]
+    must(sorted(made) == sorted(published), "what was published is not what was merged")
+    fates = [(x["name"], x["generation"], x["seq"]) for x in run.kind("fateline")]
+    must(len(seen) + len(fates) == len(seen.union(fates)), "a contribution has two fates")
     check_model(run, theta, version)
-    return merged, count
-
+    return merged, len(made)
 
 def check_input(run, kept, slot, p, m, base_n, payload, seen):
-    """One contribution: its bytes, header, weight, anchor; returns what was sent, fp32."""
     path = kept / f"slot-{slot:08d}" / f"{m['name']}-{m['generation']}-{m['seq']}.safetensors"
     tensors, meta = read_tensors(path)
     sent, head = tensors["sent"], json.loads(meta["contribution"])["announce"]
     must(sent.dtype == payload and digest(sent) == m["hash"], f"{path}: bytes do not match the tape")
-    told = {"seq": m["seq"], "piece": p, "slot": slot, "anchor": m["anchor"], "own_step": m["own_step"]}
-    told |= {"c_steps": m["c_steps"], "c_tokens": m["c_tokens"]}
+    told = {"piece": p, "slot": slot, **{k: m[k] for k in ("seq", "anchor", "own_step", "c_steps", "c_tokens")}}
     must({k: head[k] for k in told} == told, f"{path}: header {head} does not match the tape")
     must(m["weight"] == m["c_tokens"] * (m["c_tokens"] / m["c_steps"]) > 0, f"{path}: weight is wrong")
     must(0 <= base_n - m["anchor"][1] <= run.set["stale_max"], f"{path}: anchor {m['anchor']} is stale")
-    key = (m["name"], m["generation"], m["seq"])
-    must(key not in seen, f"contribution {key} is merged twice")
+    key, flat = (m["name"], m["generation"], m["seq"]), sent.float()
+    must(key not in seen and bool(torch.isfinite(flat).all()), f"{path}: merged twice or not finite")
     seen.add(key)
-    flat = sent.float()
-    must(bool(torch.isfinite(flat).all()), f"{path}: not finite")
     close(norm(flat), m["norm"], f"{path}: norm")
     return flat
 
-
 def check_model(run, theta, version):
-    """model/ and the newest commit of each piece hold the final theta."""
     tensors, _ = read_tensors(run.dir / "model/model.safetensors")
     manifest = json.loads((run.dir / "model/manifest.json").read_text())
     must(len(tensors) == sum(map(len, run.run["layout"])), "model/ has other tensors than the layout")
@@ -195,20 +142,16 @@ def check_model(run, theta, version):
         must(digest(flat) == digest(theta[p]), f"model/ differs from the merges in piece {p}")
         row = manifest["pieces"][p]
         must(row["theta_hash"] == digest(flat) and tuple(row["version"]) == version[p], f"manifest of piece {p}")
-        heads = []
-        for suffix in (".a", ".b"):
-            if (path := run.dir / f"commits/{p:04d}{suffix}").exists():
-                committed, meta = read_tensors(path)
-                heads.append((tuple(json.loads(meta["commit"])["version"]), digest(committed["theta"])))
+        files = [read_tensors(path) for path in (run.dir / "commits").glob(f"{p:04d}.[ab]")]
+        heads = [(tuple(json.loads(meta["commit"])["version"]), digest(held["theta"])) for held, meta in files]
         must(max(heads) == (version[p], digest(theta[p])), f"the newest commit of piece {p} is not the final one")
-
 
 def check_pace(run):
     """Clocks from reports, quorums from clocks, waits from the tape (R2, R3, R5)."""
     conf, locked = run.set, run.set["mode"] != "decoupled"
     clock, steps, state, restart, reached, quorum = {}, {}, {}, set(), 0, {}
     for x in run.lines:
-        life = (x.get("name"), x.get("generation"))
+        life, ready = (x.get("name"), x.get("generation")), [k for k, v in state.items() if v == "ready"]
         if x["kind"] == "grantline":
             clock[life], steps[life] = reached * run.s, 0
         elif x["kind"] == "memberline":
@@ -223,7 +166,6 @@ def check_pace(run):
             must(new >= 0 and x["clock"] == clock[life], f"line {x['i']}: clock is {x['clock']}, not {clock[life]}")
             restart.discard(life)
         elif x["kind"] == "quorumline":
-            ready = [k for k, v in state.items() if v == "ready"]
             wanted = conf["quorum"] or (len(ready) + 1) // 2
             needed = len(ready) if locked else max(1, min(wanted, len(ready)))
             must((x["slot"], x["needed"], x["ready"]) == (reached + 1, needed, len(ready)), f"quorum of {x['slot']}")
@@ -234,65 +176,52 @@ def check_pace(run):
             must(x["grace_ns"] == 0 or abs(grace - x["grace_ns"]) <= 4, f"grace of slot {x['slot']}: {x} {grace}")
             reached, quorum[x["slot"]] = x["slot"], x
         elif x["kind"] == "closedline" and x["slot"] <= run.last:
-            ready = [k for k, v in state.items() if v == "ready"]
             must(x["ready"] == len(ready), f"slot {x['slot']}: {len(ready)} were ready")
             who = {(n, g) for n, g, _ in x["participants"]}
-            if x["reason"].startswith("all ready"):
-                must(set(ready) <= who, f"slot {x['slot']} closed as if all had announced")
-            elif not x["reason"].startswith("the next slot"):
-                must(x["waited_ns"] >= quorum[x["slot"]]["grace_ns"], f"slot {x['slot']} cut its grace short")
+            waited = x["waited_ns"] >= quorum[x["slot"]]["grace_ns"] or x["reason"].startswith("the next slot")
+            must(set(ready) <= who if x["reason"].startswith("all ready") else waited, f"slot {x['slot']} closed early")
     return reached
 
-
 def check_books(run, merged):
-    """computed = merged + overwritten + lost for every life and piece; computed as the training loop logged it."""
     for (name, generation), end in run.ends.items():
-        log = run.dir / f"steps/{name}-{generation}.jsonl"
-        if end["steps"]:
-            must(log.exists(), f"{log} is missing")
-            rows = [json.loads(x) for x in log.read_text().splitlines()]
-            told = {x["steps"]: x for x in run.kind("reportline") if (x["name"], x["generation"]) == (name, generation)}
-            told[end["steps"]] = end
-            must(max(told) <= len(rows), f"{log} has {len(rows)} steps, the syncer heard of {max(told)}")
-            tokens = loss = 0
-            for n, row in enumerate(rows, 1):
-                must(row["step"] == n, f"{log} jumps at step {n}")
-                tokens, loss = tokens + row["tokens"], loss + row["tokens"] * row["loss"]
-                if n in told:
-                    must(tokens == told[n]["tokens"], f"{log}: {tokens} tokens at step {n}, told {told[n]['tokens']}")
-                    must(math.isclose(loss, told[n]["loss_sum"], rel_tol=1e-5), f"{log}: loss at step {n}")
-        for p in range(run.P):
-            must(end["merged"][p] == merged.pop((name, generation, p), 0), f"{name}: merged tokens of piece {p}")
-            total = end["merged"][p] + end["overwritten"][p] + end["lost"][p]
-            must(total == end["tokens"] and end["lost"][p] >= 0, f"{name} piece {p}: {total} of {end['tokens']}")
+        log, tokens, loss = run.dir / f"steps/{name}-{generation}.jsonl", 0, 0.0
+        must(log.exists() or not end["steps"], f"{log} is missing")
+        rows = [json.loads(x) for x in log.read_text().splitlines()] if end["steps"] else []
+        told = {x["steps"]: x for x in run.kind("reportline") if (x["name"], x["generation"]) == (name, generation)}
+        told[end["steps"]] = end
+        must(max(told) <= len(rows), f"{log} has {len(rows)} steps, the syncer heard of {max(told)}")
+        for n, row in enumerate(rows, 1):
+            tokens, loss = tokens + row["tokens"], loss + row["tokens"] * row["loss"]
+            x = told.get(n, {"tokens": tokens, "loss_sum": loss})
+            same = tokens == x["tokens"] and math.isclose(loss, x["loss_sum"], rel_tol=1e-5)
+            must(row["step"] == n and same, f"{log}: step {n} is not as told: {tokens} tokens, loss sum {loss}")
+        for p, (m, o, lost) in enumerate(zip(end["merged"], end["overwritten"], end["lost"])):
+            must(m == merged.pop((name, generation, p), 0), f"{name}: merged tokens of piece {p}")
+            must(m + o + lost == end["tokens"] and lost >= 0, f"{name}: fates of piece {p} do not add up")
     must(not merged, f"merged work of lives without books: {dict(merged)}")
 
-
 def recount(run):
-    """The figures of summary.json (docs/SUMMARY.md)."""
     ends, sizes, out = run.ends.values(), run.run["piece_sizes"], {}
     books = {f: [sum(e[f][p] for e in ends) for p in range(run.P)] for f in ("merged", "overwritten", "lost")}
     books |= {"computed": [sum(e["tokens"] for e in ends)] * run.P, "pending": [0] * run.P}
-    out["mode"], out["learners"], out["seed"] = run.set["mode"], run.set["learners"], run.set["seed"]
+    out |= {name: run.set[name] for name in ("mode", "learners", "seed")}
     out["slots"] = max((x["slot"] for x in run.kind("closedline") if x["slot"] <= run.last), default=0)
     out["steps"], out["work_ratio"] = out["slots"] * run.s, None
     out["token_pieces"] = {f: sum(row) for f, row in books.items()}
     out["tokens"] = {f: sum(z * n for z, n in zip(sizes, row)) / sum(sizes) for f, row in books.items()}
     out["yield"] = sum(books["merged"]) / sum(books["computed"])
     out["wall_s"] = (run.lines[-1]["now_ns"] - run.lines[0]["now_ns"]) / 1e9
-    reports = run.kind("reportline")
-    span = (reports[-1]["now_ns"] - reports[0]["now_ns"]) / 1e9
+    span = (run.kind("reportline")[-1]["now_ns"] - run.kind("reportline")[0]["now_ns"]) / 1e9
     out["tokens_per_s"] = books["computed"][0] / span
-    causes = defaultdict(int, parameters=0, lock=0, finish=0)
-    for cause, ns in (row for e in ends for row in e["blocked_ns"] if row[0] not in ("capture", "take")):
-        causes[cause] += ns
-    out["blocked_s"] = {cause: ns / 1e9 for cause, ns in causes.items()}
+    waits = [(cause, ns) for e in ends for cause, ns in e["blocked_ns"]]
+    out["blocked_s"] = {c: sum(ns for w, ns in waits if w == c) / 1e9 for c in ("parameters", "lock", "finish")}
+    fates = [x["fate"] for x in run.kind("fateline")]
+    out["contributions"] = {"missed": fates.count("missed"), "refused": fates.count("refused")}
     out["step_max_s"] = max(e["step_ns_max"] for e in ends) / 1e9
     out["participation"] = participation(run)
     out["train_loss"], out["training_uptime"] = train_loss_and_uptime(run, span)
     out["merge_uptime"] = merge_uptime(run)
     return out
-
 
 def participation(run):
     state, closed, shares, by_piece, by_name = {}, {}, [], defaultdict(list), defaultdict(list)
@@ -309,14 +238,11 @@ def participation(run):
                 by_piece[x["piece"]].append(shares[-1])
             for name in names | who:
                 by_name[name].append(float(name in who))
-    low_p = min((sum(v) / len(v), p) for p, v in by_piece.items())
-    low_n = min((sum(v) / len(v), n) for n, v in by_name.items())
-    return {
-        "mean": sum(shares) / len(shares),
-        "lowest_fragment": {"fragment": low_p[1], "value": low_p[0]},
-        "lowest_learner": {"learner": low_n[1], "value": low_n[0]},
-    }
-
+    out = {"mean": sum(shares) / len(shares)}
+    for what, rows in (("fragment", by_piece), ("learner", by_name)):
+        value, name = min((sum(row) / len(row), name) for name, row in rows.items())
+        out[f"lowest_{what}"] = {what: name, "value": value}
+    return out
 
 def train_loss_and_uptime(run, span_s):
     last, rows, pace, spans = {}, [], {}, []
@@ -331,19 +257,15 @@ def train_loss_and_uptime(run, span_s):
             spans.append((x["now_ns"] - ns, x["now_ns"]))
         rows.append((x["tokens"] - tokens, x["loss_sum"] - loss))
         last[life] = (x["steps"], x["tokens"], x["loss_sum"], x["now_ns"] if x["kind"] == "reportline" else at)
-    wanted = left = 0.1 * sum(t for t, _ in rows)
-    total = 0.0
+    total, wanted = 0.0, 0.1 * sum(t for t, _ in rows)
+    left = wanted
     for tokens, loss in reversed([r for r in rows if r[0] > 0]):
-        part = min(1.0, left / tokens)
+        part = min(1.0, max(0.0, left / tokens))
         total, left = total + part * loss, left - part * tokens
-        if left <= 0:
-            break
     stepping, end = 0, -math.inf
     for start, stop in sorted(spans):
-        stepping += max(0, stop - max(start, end))
-        end = max(end, stop)
+        stepping, end = stepping + max(0, stop - max(start, end)), max(end, stop)
     return total / wanted, stepping / 1e9 / span_s
-
 
 def merge_uptime(run):
     start = run.kind("startline")[0]["now_ns"]
@@ -352,27 +274,18 @@ def merge_uptime(run):
     limit, points = 10 * (marks[-1] - start) / len(marks), [start, *marks, stop]
     return 1 - sum(b - a for a, b in zip(points, points[1:]) if b - a > limit) / (stop - start)
 
-
 def compare(recounted, recorded, where="summary"):
     for name, value in recounted.items():
         must(name in recorded, f"{where} lacks {name}")
-        if isinstance(value, dict):
-            compare(value, recorded[name], f"{where}.{name}")
-        else:
-            close(value, recorded[name], f"{where}.{name}:")
-
+        (compare if isinstance(value, dict) else close)(value, recorded[name], f"{where}.{name}")
 
 def main(directory):
     run = Run(directory)
-    merged, merges = redo_merges(run)
-    total = sum(merged.values())
-    slots = check_pace(run)
+    (merged, merges), slots = redo_merges(run), check_pace(run)
     check_books(run, merged)
-    summary = json.loads((run.dir / "summary.json").read_text())
-    compare(recount(run), summary)
+    compare(recount(run), summary := json.loads((run.dir / "summary.json").read_text()))
     print(f"audit: all equal: {merges} merges redone to the hash of model/, {slots} quorums, {len(run.ends)} lives,")
-    print(f"audit: {total} token-pieces merged, yield {summary['yield']:.4f}, every figure of summary.json recounted")
-
+    print(f"audit: yield {summary['yield']:.4f} and all other figures as in summary.json")
 
 if __name__ == "__main__":
     try:

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-STEPS = 480
+STEPS = 384
 INTERVAL, FRAGMENTS = 24, 8
 KILL_AT_SLOT = STEPS * FRAGMENTS // INTERVAL // 3
 VICTIM = "l2"

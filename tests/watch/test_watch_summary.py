@@ -143,7 +143,7 @@ def test_summary__of_a_run_whose_syncer_died_keeps_the_rest_pending():
     assert books["tokens"]["pending"] == (30 * 100 + 10 * 100) / 40
 
 
-@pytest.mark.parametrize("count", range(0, 40))
+@pytest.mark.parametrize("count", range(40))
 def test_summary__of_any_beginning_of_a_tape_is_well_formed(count):
     summary = summarise(fold(list(tape())[:count]))
     pieces = summary["token_pieces"]

@@ -44,18 +44,19 @@ def closing_lines(run_dir: Path, summary: Mapping[str, Any]) -> list[str]:
     shares = ", ".join(
         f"{name} {percent(tokens[name], tokens['computed'])}" for name in ("merged", "overwritten", "lost", "pending")
     )
+    length = f"{summary['slots']} slots, {summary['steps']} steps, {summary['wall_s']:.1f} s"
+    training, merging = percent(summary["training_uptime"], 1), percent(summary["merge_uptime"], 1)
     model = run_dir / "model" / "model.safetensors"
     return [
         "",
         f"run          {summary['run_id']}, {summary['mode']}, {summary['learners']} learners, seed {summary['seed']}",
-        f"length       {summary['slots']} slots, {summary['steps']} steps, {summary['wall_s']:.1f} s ({summary['phase']})",
+        f"length       {length} ({summary['phase']})",
         f"tokens       {tokens['computed']:,} computed at {number(summary['tokens_per_s'], ',.0f')} tokens/s",
         f"their work   {shares}",
-        f"participation {number(part['mean'], '.3f')}; lowest fragment {fragment['fragment']} "
+        f"taking part  {number(part['mean'], '.3f')} of the ready; lowest fragment {fragment['fragment']} "
         f"{number(fragment['value'], '.3f')}, lowest learner {learner['learner']} {number(learner['value'], '.3f')}",
         f"blocked      {blocked} s; longest step() {1000 * summary['step_max_s']:.1f} ms",
-        f"uptime       training {percent(summary['training_uptime'], 1)}, merging {percent(summary['merge_uptime'], 1)}; "
-        f"{lives} restarts",
+        f"uptime       training {training}, merging {merging}; {lives} restarts",
         f"loss         {number(summary['eval_loss'], '.4f')} held-out, {number(summary['train_loss'], '.4f')} training "
         "(nats per byte)",
         f"model        {model if model.exists() else 'none'}",

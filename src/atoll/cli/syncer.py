@@ -40,8 +40,11 @@ class SyncerCommand(Method):
 def main(argv: Sequence[str]) -> int:
     """Exit status of the syncer."""
     options = parse(SyncerCommand, "syncer", argv)
+    from atoll.errors import ConfigError
     from atoll.launch.plan import check_port, check_run_dir, listen_address, method_settings, new_run_id
 
+    if options.min_ready < 1:
+        raise ConfigError(f"min_ready={options.min_ready} must be at least 1")
     host, port = listen_address(options.listen)
     settings = method_settings(options, steps=options.steps, learners=options.min_ready, run_id=new_run_id())
     check_run_dir(options.run)

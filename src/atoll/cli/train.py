@@ -35,7 +35,7 @@ def warn(text: str) -> None:
 def main(argv: Sequence[str]) -> int:
     """Exit status of the run."""
     options = parse(Train, "train", argv)
-    from atoll.cli.closing import closing_lines, close_run
+    from atoll.cli.closing import close_run, closing_lines
     from atoll.core.records import NoticeLine, Record
     from atoll.launch.local import LocalRun, prepare
     from atoll.watch.lines import ConsoleLines

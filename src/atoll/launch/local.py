@@ -331,8 +331,8 @@ class LocalRun:
         self._restart_at.clear()
         how = describe_exit(syncer.code)
         self._syncer_dead = f"the syncer died ({how}); nothing was merged after that"
-        said = syncer.last_error() if syncer.code is not None and syncer.code > 0 else ""
-        self._say(f"the syncer died ({how}); learners train on, nothing is merged any more{': ' + said if said else ''}")
+        said = f": {syncer.last_error()}" if syncer.code is not None and syncer.code > 0 else ""
+        self._say(f"the syncer died ({how}); learners train on, nothing is merged any more{said}")
         self._pids_changed()
 
     # ------------------------------------------------------------ learners

@@ -53,7 +53,7 @@ def new_run_id() -> str:
 
 
 def method_settings(method: Method, *, steps: int, learners: int, run_id: str) -> dict[str, Any]:
-    """Fields of RunConfig, `fragments` only where it is decided. ConfigError where they cannot work whatever the model."""
+    """Fields of RunConfig, `fragments` only where it is decided. ConfigError where no model could make them work."""
     choice("mode", method.mode, MODES)
     choice("merge", method.merge, MERGES)
     choice("take", method.take, TAKES)
@@ -62,7 +62,7 @@ def method_settings(method: Method, *, steps: int, learners: int, run_id: str) -
     if method.quorum is not None and not 1 <= method.quorum <= learners:
         raise ConfigError(f"quorum={method.quorum} must be between 1 and learners={learners}")
     if method.quorum is not None and method.mode != "decoupled":
-        raise ConfigError(f"quorum={method.quorum} does nothing in mode={method.mode}, which waits for all; leave it out")
+        raise ConfigError(f"quorum={method.quorum} does nothing in mode={method.mode}, which waits for all; omit it")
     diloco = method.mode == "diloco"
     overlap = method.overlap if method.overlap is not None else 0 if diloco else OVERLAP
     settings: dict[str, Any] = {

@@ -7,6 +7,7 @@ Times are of the syncer's monotonic clock. P pieces with z_p values each; Z = su
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from atoll.core.messages import Version
@@ -135,9 +136,9 @@ def participation(view: RunView) -> dict[str, Any]:
     """Over settled regular slots t: share_t = min(1, merged in t / ready at the closing of t); slots with nobody ready
     are left out.
 
-    mean: of share_t. lowest_fragment: the fragment with the smallest mean of its share_t. lowest_learner: per name, over
-    the slots at whose closing a life of it was ready, or into which it was merged all the same: the part of them into
-    which it was merged; the smallest. Ties: the lower index or name.
+    mean: of share_t. lowest_fragment: the fragment with the smallest mean of its share_t. lowest_learner: per name,
+    over the slots at whose closing a life of it was ready, or into which it was merged all the same: the part of them
+    into which it was merged; the smallest. Ties: the lower index or name.
     """
     fragment = min(view.by_piece, key=lambda p: (view.by_piece[p].mean, p), default=None)
     learner = min(view.by_learner, key=lambda n: (view.by_learner[n].mean, n), default=None)
@@ -188,5 +189,5 @@ def merge_uptime(view: RunView) -> float | None:
         return 1.0
     limit_ns = MERGE_GAP_SLOTS * (last_ns - start_ns) / len(view.published_ns)
     points = [start_ns, *view.published_ns, stop_ns]
-    gaps = (after - before for before, after in zip(points[:-1], points[1:], strict=True))
+    gaps = (after - before for before, after in pairwise(points))
     return 1 - sum(gap for gap in gaps if gap > limit_ns) / (stop_ns - start_ns)

@@ -1,0 +1,96 @@
+"""A syncer and learners started by hand; one learner diverges and the run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+TEXT = "the quick brown fox jumps over the lazy dog, and the dog does not mind it at all\n"
+
+
+def start(*argv: str, cwd) -> subprocess.Popen[str]:
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("ATOLL_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "atoll", *argv],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        env=environ,
+    )
+
+
+def await_slot(tape, slot: int, limit_s: float = 90.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if tape.exists():
+            text = tape.read_text()
+            slots = [json.loads(line)["slot"] for line in text.splitlines() if '"kind":"publishedline"' in line]
+            if slots and max(slots) >= slot:
+                return
+        time.sleep(0.1)
+    raise AssertionError(f"slot {slot} did not come")
+
+
+@pytest.fixture
+def by_hand(tmp_path):
+    """(start a command, the address) of a syncer with one piece, a slot per step."""
+    (tmp_path / "text.txt").write_text(TEXT * 1500)
+    syncer = start(
+        "syncer", "--run", "run", "--listen", "127.0.0.1:0", "--steps", "100000", "--fragments", "1", "--interval", "1",
+        cwd=tmp_path,
+    )  # fmt: skip
+    said = [syncer.stdout.readline(), syncer.stdout.readline()]
+    address = re.search(r"atoll learner --address (\S+)", said[1]).group(1)
+    processes = [syncer]
+
+    def learner(name: str, *options: str) -> subprocess.Popen[str]:
+        command = ["learner", "--address", address, "--name", name, "--data", "text.txt", *options]
+        processes.append(start(*command, cwd=tmp_path))
+        return processes[-1]
+
+    yield syncer, learner, tmp_path
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def test_by_hand__a_learner_that_diverges_stops_with_status_3_and_the_run_goes_on(by_hand):
+    syncer, learner, where = by_hand
+    good = learner("good")
+    # From 16 seen contributions on, a norm far above the history is refused (R25).
+    await_slot(where / "run" / "tape.jsonl", 20)
+    bad = learner("bad", "--inner-lr", "1e30")
+    out, err = bad.communicate(timeout=60)
+    assert bad.returncode == 3, err
+    assert re.fullmatch(r"atoll: (loss|gradient norm) \S+ of learner 'bad' at step \d+ is not finite; .*\n", err)
+    twin = learner("good")
+    out, err = twin.communicate(timeout=60)
+    assert twin.returncode == 2
+    assert "the name 'good' is in use by a live learner; choose another --name" in err
+    other = learner("other", "--model", "small")
+    out, err = other.communicate(timeout=60)
+    assert other.returncode == 2
+    assert "tensor blocks.0.attention.key.weight float32[128,128] of the run is" in err
+    assert good.poll() is None
+    syncer.send_signal(signal.SIGINT)
+    out, err = syncer.communicate(timeout=60)
+    assert syncer.returncode in (0, 130), err
+    good.communicate(timeout=30)
+    assert good.returncode == 0
+    summary = json.loads((where / "run" / "summary.json").read_text())
+    assert summary["train_loss"] < 5
+    assert summary["lives"] == {"bad": 1, "good": 1}
+    evaluated = start("evaluate", "run", "--data", "text.txt", cwd=where)
+    out, err = evaluated.communicate(timeout=60)
+    assert evaluated.returncode == 0, err
+    assert float(re.search(r"tiny: (\S+) nats", out).group(1)) < 5
+    assert {path.name.split("-")[0] for path in (where / "runs").glob("*/steps/*")} == {"good", "bad"}
