@@ -58,7 +58,7 @@ def test_two_learners__to_the_finish__end_with_the_same_model(start, tmp_path) -
 
 
 def test_learner__killed_in_mid_run__rejoins_under_its_name(start, tmp_path) -> None:
-    syncer = start("syncer", settings={**FAST, "steps": 400, "learners": 2})
+    syncer = start("syncer", settings={**FAST, "steps": 100_000, "learners": 2})
     address = address_of(syncer)
     a = start("learner", address=address, name="a")
     b = start("learner", address=address, name="b")
@@ -67,7 +67,8 @@ def test_learner__killed_in_mid_run__rejoins_under_its_name(start, tmp_path) -> 
     a.kill()
     agent.wait(5.0)
     again = start("learner", address=address, name="a", name_wait_s=20.0)
-    again.expect("step")
+    again.expect("step", lambda line: line["n"] >= 3)
+    syncer.popen.send_signal(signal.SIGINT)
     assert [again.expect("done")["kind"], b.expect("done")["kind"]] == ["done", "done"]
     assert syncer.wait() == 0
     lives = [grant.generation for grant in tape_of(tmp_path, records.GrantLine) if grant.name == "a"]
@@ -86,7 +87,7 @@ def test_call_that_holds_the_interpreter__for_three_leases__costs_no_lease(start
 
 
 def test_learner__has_two_connections__and_forks_loader_workers(start, tmp_path) -> None:
-    syncer = start("syncer", settings={**FAST, "steps": 400, "learners": 1})
+    syncer = start("syncer", settings={**FAST, "steps": 100_000, "learners": 1})
     where = syncer.expect("listening")
     learner = start("learner", address=f"127.0.0.1:{where['port']}", name="a", workers_at=6)
     assert learner.expect("loaded")["items"] == list(range(8))
@@ -166,12 +167,12 @@ def test_join__checks_the_optimizer() -> None:
     model, _ = small_model()
     with pytest.raises(ConfigError, match=r"'1\.weight' is trainable"):
         atoll.join(model, torch.optim.SGD(model[0].parameters()))
+    foreign = torch.optim.SGD([*model.parameters(), torch.nn.Parameter(torch.zeros(3))])
     with pytest.raises(ConfigError, match="not a parameter of the model"):
-        foreign = torch.nn.Parameter(torch.zeros(3))
-        atoll.join(model, torch.optim.SGD([*model.parameters(), foreign]))
+        atoll.join(model, foreign)
+    optimizer = torch.optim.SGD(model.parameters())
+    model[0].bias.requires_grad_(False)
     with pytest.raises(ConfigError, match="frozen"):
-        optimizer = torch.optim.SGD(model.parameters())
-        model[0].bias.requires_grad_(False)
         atoll.join(model, optimizer)
 
 

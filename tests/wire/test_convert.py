@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
@@ -25,9 +27,7 @@ versions = st.builds(core.Version, numbers, numbers)
 merged = st.builds(core.Merged, numbers, numbers)
 per_piece = st.tuples(*[numbers] * PIECES)
 counters = st.builds(core.Counters, numbers, numbers, floats, per_piece, per_piece)
-timings = st.builds(
-    core.Timings, st.lists(st.tuples(words, numbers), max_size=5).map(tuple), numbers, numbers, numbers
-)
+timings = st.builds(core.Timings, st.lists(st.tuples(words, numbers), max_size=5).map(tuple), numbers, numbers, numbers)
 tensors = st.builds(
     TensorSpec,
     st.text("abc.é", min_size=1, max_size=20),
@@ -50,7 +50,7 @@ learner_messages = st.one_of(
     st.builds(core.Heartbeat, numbers, st.booleans(), numbers),
     st.builds(core.Announce, numbers, small, numbers, versions, numbers, numbers, numbers, counters, numbers),
     st.builds(core.Declare),
-    st.builds(core.Leave, lines, counters, timings),
+    st.builds(core.Leave, lines.map(convert.one_line), counters, timings),
 )
 settings = st.tuples(words, st.one_of(lines, st.integers(-(2**63), 2**63 - 1), floats))
 syncer_messages = st.one_of(
@@ -79,8 +79,6 @@ syncer_messages = st.one_of(
 
 @given(learner_messages)
 def test_learner_message__there_and_back__is_the_same(message: object) -> None:
-    if isinstance(message, core.Leave):
-        message = core.Leave(convert.one_line(message.reason), message.counters, message.timings)
     data = convert.learner_to_wire(message).SerializeToString()
     assert convert.learner_from_wire(pb.LearnerEnvelope.FromString(data), PIECES) == message
 
@@ -94,6 +92,21 @@ def test_syncer_message__there_and_back__is_the_same(message: object, port: int)
         assert convert.bulk_port_of(envelope) == port
 
 
+@given(st.lists(learner_messages, min_size=1, max_size=5))
+def test_batch__there_and_back__keeps_the_order(messages) -> None:
+    wire = convert.batch([convert.learner_to_wire(message) for message in messages])
+    singles = convert.unbatch(pb.LearnerEnvelope.FromString(wire.SerializeToString()))
+    assert [convert.learner_from_wire(single, PIECES) for single in singles] == messages
+
+
+def test_batch__in_a_batch_or_too_long__is_refused() -> None:
+    beat = pb.LearnerEnvelope(declare=pb.Declare())
+    with pytest.raises(WireError, match="holds a batch"):
+        convert.unbatch(pb.LearnerEnvelope(more=[pb.LearnerEnvelope(more=[beat])]))
+    with pytest.raises(WireError, match="at most"):
+        convert.unbatch(pb.LearnerEnvelope(more=[beat] * (convert.BATCH_MAX + 1)))
+
+
 @given(names, names, numbers, small, numbers)
 def test_contribution_id__there_and_back__is_the_same(
     run: str, name: str, generation: int, piece: int, seq: int
@@ -104,14 +117,12 @@ def test_contribution_id__there_and_back__is_the_same(
 
 
 def _decode(data: bytes) -> None:
-    try:
-        convert.learner_from_wire(pb.LearnerEnvelope.FromString(data), PIECES)
-    except (WireError, DecodeError):
-        pass
-    try:
-        convert.syncer_from_wire(pb.SyncerEnvelope.FromString(data))
-    except (WireError, DecodeError):
-        pass
+    with suppress(WireError, DecodeError):
+        for single in convert.unbatch(pb.LearnerEnvelope.FromString(data)):
+            convert.learner_from_wire(single, PIECES)
+    with suppress(WireError, DecodeError):
+        for single in convert.unbatch(pb.SyncerEnvelope.FromString(data)):
+            convert.syncer_from_wire(single)
 
 
 @given(st.binary(max_size=200))

@@ -1,7 +1,7 @@
 """Driver of core.agent.Agent: the small process beside each learner, on asyncio and grpc.aio.
 
-It turns frames of the training process and messages of the syncer into events, and actions into I/O; it decides nothing.
-Control and bulk have a channel each. Bulk bytes go between shared memory and the link (runtime/transfers.py).
+It turns frames of the training process and messages of the syncer into events, and actions into I/O; it decides
+nothing. Control and bulk have a channel each. Bulk bytes go between shared memory and the link (runtime/transfers.py).
 """
 
 from __future__ import annotations

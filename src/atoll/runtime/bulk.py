@@ -225,9 +225,9 @@ class BulkService:
             return
         size = len(published.data)
         offset = request.resume_offset if resume == published.version and request.resume_offset < size else 0
-        await self._send(published, life, offset, context)
+        await self._send(published, life, offset, context, whole=request.whole)
 
-    async def _send(self, published: Published, life: Life, offset: int, context: Any) -> None:
+    async def _send(self, published: Published, life: Life, offset: int, context: Any, *, whole: bool) -> None:
         seq = published.newest_merged.get(life, 0)
         size = len(published.data)
         header: pb.DownloadHeader | None = pb.DownloadHeader(
@@ -239,8 +239,9 @@ class BulkService:
             offset=offset,
         )
         pacer = self._pacer(life.name)
+        chunk_bytes_least = wire_channel.CHUNK_BYTES_MAX if whole else 0
         while True:
-            stop = min(offset + pacer.chunk_bytes, size)
+            stop = min(offset + max(pacer.chunk_bytes, chunk_bytes_least), size)
             before_ns = time.monotonic_ns()
             await context.write(pb.DownloadChunk(header=header, data=bytes(published.data[offset:stop])))
             pause_ns = pacer.written(stop - offset, time.monotonic_ns() - before_ns)

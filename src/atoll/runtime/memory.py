@@ -5,8 +5,8 @@
     upload buffers    one per piece: the contribution that is unsettled, or the piece of version 0
     PLACES places     each as large as the largest piece: updates that arrived and wait for a step boundary
 
-Without torch: both sides see flat memoryviews. An anonymous file (memfd, else an unlinked temporary one) is inherited by
-its descriptor, so that nothing has a name that outlives a crash.
+Without torch: both sides see flat memoryviews. An anonymous file (memfd, else an unlinked temporary one) is inherited
+by its descriptor, so that nothing has a name that outlives a crash.
 """
 
 from __future__ import annotations
@@ -88,13 +88,15 @@ class SharedMemory:
 
     def upload(self, piece: int) -> memoryview:
         """The upload buffer of a piece."""
-        assert self._data is not None and self.plan is not None
+        assert self._data is not None
+        assert self.plan is not None
         start = self.plan.upload_offsets[piece]
         return self._data[start : start + self.plan.upload_bytes[piece]]
 
     def place(self, place: int, size_bytes: int) -> memoryview:
         """The first `size_bytes` of a download place."""
-        assert self._data is not None and self.plan is not None
+        assert self._data is not None
+        assert self.plan is not None
         assert 0 <= size_bytes <= self.plan.place_bytes
         start = self.plan.place_offsets[place]
         return self._data[start : start + size_bytes]

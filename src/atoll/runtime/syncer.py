@@ -358,9 +358,7 @@ class SyncerServer:
             known = (checked.hash, checked.hash_ok, checked.finite, checked.norm)
             self.dispatch(events.ContributionArrived(life, piece, seq, *known))
 
-        self._in_worker(
-            lambda: self._workshop.check_contribution(life, announce, incoming.buffer, seal), checked_event
-        )
+        self._in_worker(lambda: self._workshop.check_contribution(life, announce, incoming.buffer, seal), checked_event)
 
     # ------------------------------------------------------------ version 0
 

@@ -1,7 +1,7 @@
 """Kept contributions, so that every merge can be replayed (R18), and the pieces of version 0.
 
-    contributions/slot-00000007/<name>-<generation>-<seq>.safetensors   "sent": [n] in its wire dtype
-    contributions/version-0/piece-0003.safetensors                      "theta": fp32 [n]
+contributions/slot-00000007/<name>-<generation>-<seq>.safetensors   "sent": [n] in its wire dtype
+contributions/version-0/piece-0003.safetensors                      "theta": fp32 [n]
 """
 
 from __future__ import annotations

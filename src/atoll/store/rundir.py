@@ -1,11 +1,11 @@
 """A run's directory: who it belongs to, its settings, and its epochs.
 
-    run.toml             resolved settings
-    tape.jsonl           every choice (store/tape.py)
-    epochs/0000000001    one per life of the syncer, taken by exclusive create, holding a random name (R13)
-    commits/             Theta and momentum (store/commits.py)
-    contributions/       what was merged, where it is kept (store/contributions.py)
-    model/               the final model (store/model.py)
+run.toml             resolved settings
+tape.jsonl           every choice (store/tape.py)
+epochs/0000000001    one per life of the syncer, taken by exclusive create, holding a random name (R13)
+commits/             Theta and momentum (store/commits.py)
+contributions/       what was merged, where it is kept (store/contributions.py)
+model/               the final model (store/model.py)
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class RunDir:
     def write_settings(self, settings: Mapping[str, Value]) -> None:
         """Write run.toml; `run_id` must be this run's."""
         if settings.get("run_id") != self.run_id:
-            raise RunError(f"settings of run {settings.get('run_id')!r} do not belong in {self.path} of {self.run_id!r}")
+            raise RunError(
+                f"settings of run {settings.get('run_id')!r} do not belong in {self.path} of {self.run_id!r}"
+            )
         write_atomic(self.settings_file, to_toml(settings).encode())
 
     def take_epoch(self) -> Epoch:

@@ -87,8 +87,8 @@ class Tape:
     def __init__(self, path: Path) -> None:
         last = None
         if path.exists():
-            for last in read_tape(path):
-                pass
+            for entry in read_tape(path):
+                last = entry
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._next = 0 if last is None else last.i + 1
         self._stop_bytes = 0 if last is None else last.stop_bytes

@@ -71,8 +71,8 @@ def join(
     """Join the run at `address` (ATOLL_ADDRESS, else 127.0.0.1:7700); returns when the model holds its parameters.
 
     name: of this learner in the run (ATOLL_NAME, else host and process); `name_wait_s`: how long to ask again for one
-    that is in use. run: the run's id, where only that run will do. bulk_address: HOST:PORT of the bulk service, where it
-    is not on the syncer's host. timeout_s bounds all of it. The token comes from ATOLL_TOKEN or ATOLL_TOKEN_FILE.
+    that is in use. run: the run's id, where only that run will do. bulk_address: HOST:PORT of the bulk service, where
+    it is not on the syncer's host. timeout_s bounds all of it. The token comes from ATOLL_TOKEN or ATOLL_TOKEN_FILE.
     """
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     check_optimizers(model, optimizers)
@@ -238,7 +238,9 @@ class JoinedLearner:
 
     def _check_open(self) -> None:
         if self._end is not None:
-            raise FinishedError(f"step() after the end of this learner ({self._end.reason}); leave the loop when it is False")
+            raise FinishedError(
+                f"step() after the end of this learner ({self._end.reason}); leave the loop when it is False"
+            )
         if os.getpid() != self._pid:
             raise RunError("step() belongs to the process that joined, not to a fork of it; join there")
 

@@ -343,7 +343,7 @@ class UploadResult(_message.Message):
     def __init__(self, unwanted: _Optional[bool] = ...) -> None: ...
 
 class DownloadRequest(_message.Message):
-    __slots__ = ("run_id", "name", "generation", "piece", "version", "resume_version", "resume_offset")
+    __slots__ = ("run_id", "name", "generation", "piece", "version", "resume_version", "resume_offset", "whole")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -351,6 +351,7 @@ class DownloadRequest(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RESUME_VERSION_FIELD_NUMBER: _ClassVar[int]
     RESUME_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     name: str
     generation: int
@@ -358,7 +359,8 @@ class DownloadRequest(_message.Message):
     version: Version
     resume_version: Version
     resume_offset: int
-    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., generation: _Optional[int] = ..., piece: _Optional[int] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., resume_version: _Optional[_Union[Version, _Mapping]] = ..., resume_offset: _Optional[int] = ...) -> None: ...
+    whole: bool
+    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., generation: _Optional[int] = ..., piece: _Optional[int] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., resume_version: _Optional[_Union[Version, _Mapping]] = ..., resume_offset: _Optional[int] = ..., whole: _Optional[bool] = ...) -> None: ...
 
 class DownloadHeader(_message.Message):
     __slots__ = ("version", "slot", "size_bytes", "hash", "merged", "offset")

@@ -246,9 +246,7 @@ def _report_from_wire(m: pb.Report, pieces: int) -> core.Report:
 
 
 def _heartbeat_to_wire(m: core.Heartbeat) -> pb.LearnerEnvelope:
-    return pb.LearnerEnvelope(
-        heartbeat=pb.Heartbeat(steps=m.steps, waiting=m.waiting, progress_bytes=m.progress_bytes)
-    )
+    return pb.LearnerEnvelope(heartbeat=pb.Heartbeat(steps=m.steps, waiting=m.waiting, progress_bytes=m.progress_bytes))
 
 
 def _heartbeat_from_wire(m: pb.Heartbeat, pieces: int) -> core.Heartbeat:

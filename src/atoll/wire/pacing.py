@@ -1,8 +1,9 @@
 """How fast bulk goes: chunk sizes and pauses for one direction of one connection. No I/O, no clock.
 
-A write returns when the transport has taken the chunk, that is, when the window of the link has room. Where that takes
-long the link is the bottleneck: then chunks shrink until each takes about CHUNK_NS, and after each a pause of a ninth of
-its time leaves 10% of the measured rate to everybody else (90% pacing). Where writes return at once, nothing waits.
+A write returns when the transport has taken the chunk, that is, when the window of the link has room. Where that
+takes long the link is the bottleneck: then chunks shrink until each takes about CHUNK_NS, and after each a pause of a
+ninth of its time leaves 10% of the measured rate to everybody else (90% pacing). Where writes return at once, nothing
+waits.
 """
 
 from __future__ import annotations
