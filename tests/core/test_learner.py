@@ -260,6 +260,7 @@ def planner(pieces: list[PieceView], **kw: Any) -> CapturePlanner:
         "slot_interval_ns": 300 * MS,
         "slack_ns": 0,
         "delay_ns": 2 * MS,
+        "miss_ns": 0,
         "own_steps": 0,
         "last_slot": 3000,
         "joined_at": 0,

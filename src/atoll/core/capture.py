@@ -22,7 +22,8 @@ from atoll.core.config import RunConfig
 UPLINK_LEFT_MAX = 2
 ROUNDS_AHEAD = 2
 EARLY = 0.1
-"""Share of a step by which a closing may come earlier than predicted."""
+MISSES = 2
+"""A closing may come earlier than predicted by so much of a step, and by so many mean errors of earlier predictions."""
 
 
 @dataclass(slots=True)
@@ -59,6 +60,8 @@ class Horizon:
     """How much longer the newest slot would have waited for one more learner."""
     delay_ns: int
     """Control delay to the syncer and back."""
+    miss_ns: int
+    """By how much closings were predicted wrong, moving average."""
     own_steps: int
     """Own steps since T was heard."""
     last_slot: int
@@ -143,7 +146,8 @@ class CapturePlanner:
         closing_ns = self.closing_ns(slot)
         if closing_ns + self._overlap_ns() < arrival_ns + at.step_ns:
             return True
-        return closing_ns + at.slack_ns <= at.now_ns + (1 + EARLY) * at.step_ns + at.delay_ns
+        margin_ns = EARLY * at.step_ns + MISSES * at.miss_ns + at.delay_ns
+        return closing_ns + at.slack_ns <= at.now_ns + at.step_ns + margin_ns
 
     def _overlap_ns(self) -> float:
         interval_ns = self._at.slot_interval_ns or self._config.slot_steps * self._at.step_ns

@@ -123,6 +123,7 @@ class Learner:
         self._boundary_ns: int | None = None
         self._step_ns = Average(config.average_rate)
         self._rate = Average(config.average_rate)
+        self._miss_ns = Average(config.average_rate)
         self._delay_ns = CONTROL_DELAY_NS
         self._finish_slot: int | None = None
         self._in_finish = False
@@ -206,6 +207,9 @@ class Learner:
         self._slack_ns = message.slack_ns
 
     def _hear_pace(self, slot: int, interval_ns: int) -> None:
+        if self._interval_ns and slot > self._closed:
+            expected_ns = self._closed_at_ns + (slot - self._closed) * self._interval_ns
+            self._miss_ns.add(abs(self._heard_at_ns - expected_ns))
         self._interval_ns = interval_ns
         if slot > self._closed or self._closed_at_ns == 0:
             self._closed = slot
@@ -394,6 +398,7 @@ class Learner:
             self._interval_ns,
             self._slack_ns,
             self._delay_ns,
+            int(self._miss_ns.get()),
             self.book.steps - self._steps_at_closed,
             self._config.slots,
             self._joined_at,
