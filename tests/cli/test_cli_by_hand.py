@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+from atoll.cli.main import main
+
 TEXT = "the quick brown fox jumps over the lazy dog, and the dog does not mind it at all\n"
 
 
@@ -63,34 +65,35 @@ def by_hand(tmp_path):
         process.communicate()
 
 
-def test_by_hand__a_learner_that_diverges_stops_with_status_3_and_the_run_goes_on(by_hand):
+def test_by_hand__a_learner_that_diverges_stops_with_status_3_and_the_run_goes_on(
+    by_hand, monkeypatch, capsys
+):
     syncer, learner, where = by_hand
     good = learner("good")
     # From 16 seen contributions on, a norm far above the history is refused (R25).
     await_slot(where / "run" / "tape.jsonl", 20)
     bad = learner("bad", "--inner-lr", "1e30")
-    out, err = bad.communicate(timeout=60)
+    _, err = bad.communicate(timeout=60)
     assert bad.returncode == 3, err
     assert re.fullmatch(r"atoll: (loss|gradient norm) \S+ of learner 'bad' at step \d+ is not finite; .*\n", err)
     twin = learner("good")
-    out, err = twin.communicate(timeout=60)
+    _, err = twin.communicate(timeout=60)
     assert twin.returncode == 2
     assert "the name 'good' is in use by a live learner; choose another --name" in err
     other = learner("other", "--model", "small")
-    out, err = other.communicate(timeout=60)
+    _, err = other.communicate(timeout=60)
     assert other.returncode == 2
     assert "tensor blocks.0.attention.key.weight float32[128,128] of the run is" in err
     assert good.poll() is None
     syncer.send_signal(signal.SIGINT)
-    out, err = syncer.communicate(timeout=60)
+    _, err = syncer.communicate(timeout=60)
     assert syncer.returncode in (0, 130), err
     good.communicate(timeout=30)
     assert good.returncode == 0
     summary = json.loads((where / "run" / "summary.json").read_text())
     assert summary["train_loss"] < 5
     assert summary["lives"] == {"bad": 1, "good": 1}
-    evaluated = start("evaluate", "run", "--data", "text.txt", cwd=where)
-    out, err = evaluated.communicate(timeout=60)
-    assert evaluated.returncode == 0, err
-    assert float(re.search(r"tiny: (\S+) nats", out).group(1)) < 5
+    monkeypatch.chdir(where)
+    assert main(["evaluate", "run", "--data", "text.txt"]) == 0
+    assert float(re.search(r"tiny: (\S+) nats", capsys.readouterr().out).group(1)) < 5
     assert {path.name.split("-")[0] for path in (where / "runs").glob("*/steps/*")} == {"good", "bad"}

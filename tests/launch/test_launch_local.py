@@ -61,7 +61,7 @@ class Train:
         """(exit status, stdout, stderr); no process of the run is left."""
         children = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
         out, err = self.process.communicate(timeout=limit_s)
-        gone, alive = psutil.wait_procs(children, timeout=10)
+        _, alive = psutil.wait_procs(children, timeout=10)
         assert not alive
         return self.process.returncode, out, err
 
@@ -70,7 +70,7 @@ class Train:
 
 
 def test_train__a_killed_learner_comes_back_and_the_run_leaves_all_it_should(tmp_path, text, capsys):
-    train = Train(tmp_path / "run", text, "--steps", "90", "--slow", "l1=1.2", "--keep-contributions")
+    train = Train(tmp_path / "run", text, "--steps", "60", "--slow", "l1=1.2", "--keep-contributions")
     train.await_slot(6)
     os.kill(train.pids()["l2"], signal.SIGKILL)
     code, out, err = train.end()
@@ -80,13 +80,13 @@ def test_train__a_killed_learner_comes_back_and_the_run_leaves_all_it_should(tmp
     summary = train.summary()
     pieces = summary["token_pieces"]
     assert summary["lives"]["l1"] == 1
-    assert (summary["slots"], summary["steps"], summary["phase"]) == (30, 90, "over")
+    assert (summary["slots"], summary["steps"], summary["phase"]) == (20, 60, "over")
     assert pieces["computed"] == pieces["merged"] + pieces["overwritten"] + pieces["lost"]
     assert 0 < pieces["lost"] < 0.5 * pieces["computed"]
     assert summary["eval_loss"] < 4
     assert summary["exit"] == "finished"
     names = {path.name for path in train.run.iterdir()}
-    assert {"run.toml", "recipe.toml", "tape.jsonl", "summary.json", "model", "logs", "steps", "processes.json"} <= names
+    assert names >= {"run.toml", "recipe.toml", "tape.jsonl", "summary.json", "model", "logs", "steps"}
     assert {path.name for path in (train.run / "logs").iterdir()} == {"l1.log", "l2.log", "syncer.log"}
     assert train.pids().keys() == {"launcher"}
     assert main(["evaluate", str(train.run)]) == 0

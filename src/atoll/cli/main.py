@@ -14,11 +14,11 @@ from atoll import __version__
 from atoll.errors import AtollError, DivergedError
 
 COMMANDS = {
-    "train": "start a run on this machine: a syncer and its learners",
-    "syncer": "start a syncer alone; learners join it from other terminals or machines",
-    "learner": "join a syncer with one learner",
-    "evaluate": "loss of a run's model on held-out text",
-    "sample": "text from a run's model",
+    "train": ("atoll.cli.train", "start a run on this machine: a syncer and its learners"),
+    "syncer": ("atoll.cli.syncer", "start a syncer alone; learners join it from other terminals or machines"),
+    "learner": ("atoll.cli.learner", "join a syncer with one learner"),
+    "evaluate": ("atoll.cli.evaluate", "loss of a run's model on held-out text"),
+    "sample": ("atoll.cli.sample", "text from a run's model"),
 }
 EXIT_BAD_INPUT = 2
 EXIT_DIVERGED = 3
@@ -27,7 +27,7 @@ EXIT_INTERRUPTED = 130
 
 def usage() -> str:
     """The text of `atoll --help`."""
-    rows = "\n".join(f"  {name:<10}{text}" for name, text in COMMANDS.items())
+    rows = "\n".join(f"  {name:<10}{text}" for name, (_, text) in COMMANDS.items())
     return (
         "usage: atoll COMMAND [OPTIONS]\n\nTrain one model on islands of compute that are far apart, unequal and "
         f"unreliable.\n\ncommands:\n{rows}\n\n`atoll COMMAND --help` lists the options of a command.\n"
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"atoll: command {name!r} is unknown; use one of {', '.join(COMMANDS)}", file=sys.stderr)
         return EXIT_BAD_INPUT
     try:
-        code: int = importlib.import_module(f"atoll.cli.{name}").main(rest)
+        code: int = importlib.import_module(COMMANDS[name][0]).main(rest)
     except DivergedError as error:
         print(f"atoll: {error}", file=sys.stderr)
         return EXIT_DIVERGED

@@ -30,9 +30,12 @@ class Sample:
 def main(argv: Sequence[str]) -> int:
     """0 where there was a model."""
     options = parse(Sample, "sample", argv)
+    import torch
+
     from atoll.cli.saved import load_saved
     from atoll.recipes.sample import sample
 
+    torch.set_num_threads(1)  # one byte at a time: more threads only wait for each other
     model = load_saved(options.run).model
     print(
         sample(

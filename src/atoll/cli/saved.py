@@ -80,4 +80,4 @@ def _model_of(wanted: str, run: Path) -> str:
     for name in MODELS:
         if fingerprint(specs_of(build_model(name, 0))) == wanted:
             return name
-    raise RunError(f"the model of run {os.fspath(run)!r} is none of {', '.join(MODELS)}; load model/ in a script of yours")
+    raise RunError(f"the model of run {os.fspath(run)!r} is none of {', '.join(MODELS)}; load it in your own script")
