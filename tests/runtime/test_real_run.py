@@ -188,6 +188,7 @@ def test_serve__where_it_cannot__says_so(start, tmp_path) -> None:
         serve(SyncerOptions(run_dir=tmp_path / "y", settings=settings, host="0.0.0.0", handle_signals=False))
     with pytest.raises(ConfigError, match="interval"):
         serve(SyncerOptions(run_dir=tmp_path / "z", settings={"steps": 10}, handle_signals=False))
+    assert not (tmp_path / "x").exists()
     assert not (tmp_path / "y").exists()
 
 

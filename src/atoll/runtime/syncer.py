@@ -107,15 +107,15 @@ class SyncerServer:
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[int] = self._loop.create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
+        # Ports first: one that is in use must not leave a directory behind that looks like a run.
+        control, port = self._bind(self._control.handlers(), self._options.port, "port", control=True)
+        bulk, bulk_port = self._bind(self._bulk.handlers(), self._options.bulk_port, "bulk_port")
+        self._control.bulk_port = bulk_port
         rundir, self._epoch = self._lobby.open_directory()
         self._tape = Tape(rundir.tape)
-        servers = []
         try:
-            control, port = await self._listen(self._control.handlers(), self._options.port, "port", control=True)
-            servers.append(control)
-            bulk, bulk_port = await self._listen(self._bulk.handlers(), self._options.bulk_port, "bulk_port")
-            servers.append(bulk)
-            self._control.bulk_port = bulk_port
+            await control.start()
+            await bulk.start()
             self._handle_signals()
             if self._options.on_listening is not None:
                 self._options.on_listening(Listening(self._run_id, self._options.host, port, bulk_port))
@@ -124,11 +124,11 @@ class SyncerServer:
         finally:
             for stream in self._control.streams.values():
                 stream.close()
-            await asyncio.gather(*(server.stop(GOODBYE_S) for server in servers))
+            await asyncio.gather(*(server.stop(GOODBYE_S) for server in (control, bulk)))
             self._worker.shutdown()
             self._tape.close()
 
-    async def _listen(
+    def _bind(
         self, handlers: grpc.GenericRpcHandler, port: int, name: str, *, control: bool = False
     ) -> tuple[grpc.aio.Server, int]:
         options = wire_channel.CONTROL_OPTIONS if control else wire_channel.BULK_OPTIONS
@@ -144,7 +144,6 @@ class SyncerServer:
             bound = 0
         if not bound:
             raise RunError(f"{name}={port} of {self._options.host} cannot be opened; is it in use? choose another")
-        await server.start()
         return server, bound
 
     def _handle_signals(self) -> None:
