@@ -184,6 +184,7 @@ def test_finish__takes_all_sends_each_piece_once_and_leaves_with_the_final_versi
     actions = hand.update(1, 1, seq=2, slot=3)
     leave = only(actions, ev.Tell)[-1].message
     assert isinstance(leave, Leave)
+    assert only(actions, ev.Revert) == [ev.Revert(0), ev.Revert(1)], "the codec's rounding goes too"
     assert hand.core.ended == ev.End(True, "finished")
     assert [b.merged for b in hand.core.book.pieces] == [200, 200]
 

@@ -366,7 +366,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Revert:
-    """theta = A, r = 0: a contribution of this piece was refused."""
+    """theta = A, r = 0: a contribution of this piece was refused, or the run is over."""
 
     piece: int
 

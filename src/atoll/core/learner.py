@@ -494,8 +494,10 @@ class Learner:
         self._actions.append(Tell(Declare()))
 
     def _finish_end(self, versions: tuple[Version, ...]) -> None:
+        """The run is over: what the codec's rounding left in r goes too, so that all end with the same bits (R22)."""
         if not self._reached(versions):
             return
+        self._actions += [Revert(piece) for piece in range(len(self.anchors))]
         self._leave("finished")
         self._end(True, "finished", cause="finished")
 

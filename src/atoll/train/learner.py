@@ -321,10 +321,6 @@ class JoinedLearner:
 
     def _on_end(self, action: events.End) -> None:
         self._end = action
-        if action.ok and action.reason == "finished":
-            # R22: everyone ends holding the final version; what is left of r is what the codec rounded.
-            for piece in range(self.settings.fragments):
-                self._pieces.revert(piece)
 
 
 def _close_at_exit(learner: JoinedLearner) -> None:
