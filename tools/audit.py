@@ -252,7 +252,7 @@ def train_loss_and_uptime(run, span_s):
         if x["kind"] == "reportline" and x["steps"] > steps and at is not None:
             new, ns = x["steps"] - steps, x["now_ns"] - at
             t, n = pace.get(life, (0, 0))
-            ns = min(ns, 4 * new * t // n) if n else ns
+            ns = min(ns, max(run.set["lease_interval_ns"], 4 * new * t // n)) if n else ns
             pace[life] = (t + ns, n + new)
             spans.append((x["now_ns"] - ns, x["now_ns"]))
         rows.append((x["tokens"] - tokens, x["loss_sum"] - loss))

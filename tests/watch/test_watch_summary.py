@@ -159,8 +159,8 @@ def test_training_uptime__a_long_pause_is_not_stepping():
     lines += [report(111, "a", A, 11, 1100, 0.0)]
     for line in lines:
         view.feed(line)
-    assert view.stepping.length == (10 + 4) * SECOND
-    assert summarise(view)["training_uptime"] == 14 / 110
+    assert view.stepping.length == (10 + 5) * SECOND  # a lease is 5 s, 4 steps are 4
+    assert summarise(view)["training_uptime"] == 15 / 110
 
 
 def test_merge_uptime__a_gap_of_more_than_ten_slot_times_counts_whole():

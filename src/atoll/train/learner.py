@@ -213,6 +213,7 @@ class JoinedLearner:
         self._feed(self._pending)
         self._pending = []
         self._wait(deadline)
+        self._client.flush()  # the report that makes it ready must not wait for the first step
         if self._end is not None:
             self._client.finish()
             raise JoinError(self._end.reason)

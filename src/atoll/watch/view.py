@@ -32,7 +32,7 @@ from atoll.core.records import (
 KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in get_args(Record)}
 TRAIN_LOSS_SHARE = 0.1
 STEPPING_LIMIT = 4
-"""A pause of more than so many of a life's own steps (per step of the report) is not stepping."""
+"""A pause of more than so many of a life's own steps (per step of the report), and a lease, is not stepping."""
 
 LifeKey = tuple[str, int]
 
@@ -255,7 +255,9 @@ class RunView:
             return
         span_ns = line.now_ns - life.reported_ns
         if life.stepping_steps:
-            span_ns = min(span_ns, STEPPING_LIMIT * new * life.stepping_ns // life.stepping_steps)
+            assert self.config is not None
+            limit_ns = STEPPING_LIMIT * new * life.stepping_ns // life.stepping_steps
+            span_ns = min(span_ns, max(self.config.lease_interval_ns, limit_ns))
         life.stepping_ns += span_ns
         life.stepping_steps += new
         self.stepping.add(line.now_ns - span_ns, line.now_ns)
