@@ -17,6 +17,7 @@ from safetensors import safe_open
 BLOCK, CANCELLED = 65536, 2.0**-20
 
 class Differs(Exception): ...
+
 def must(ok, *words):
     if not ok:
         raise Differs(" ".join(map(str, words)))
@@ -66,7 +67,7 @@ def merge(deltas, weights, layout, method):
     return torch.cat(parts)
 
 def nesterov(theta, momentum, delta, lr, mu):
-    lr, mu = torch.tensor(lr, dtype=torch.float32), torch.tensor(mu, dtype=torch.float32)
+    lr, mu = torch.tensor([lr, mu], dtype=torch.float32)
     momentum = momentum * mu + delta
     return theta - (delta + momentum * mu) * lr, momentum
 
@@ -166,8 +167,7 @@ def check_pace(run):
             must(new >= 0 and x["clock"] == clock[life], f"line {x['i']}: clock is {x['clock']}, not {clock[life]}")
             restart.discard(life)
         elif x["kind"] == "quorumline":
-            wanted = conf["quorum"] or (len(ready) + 1) // 2
-            needed = len(ready) if locked else max(1, min(wanted, len(ready)))
+            needed = len(ready) if locked else max(1, min(conf["quorum"] or (len(ready) + 1) // 2, len(ready)))
             must((x["slot"], x["needed"], x["ready"]) == (reached + 1, needed, len(ready)), f"quorum of {x['slot']}")
             votes = sum(clock[k] >= x["slot"] * run.s for k in ready)
             must(locked or votes >= needed, f"slot {x['slot']} had {votes} of {needed} clocks")
@@ -175,10 +175,10 @@ def check_pace(run):
             grace = max(0, min(conf["grace_factor"] * window, x["step_ns"] - 1))
             must(x["grace_ns"] == 0 or abs(grace - x["grace_ns"]) <= 4, f"grace of slot {x['slot']}: {x} {grace}")
             reached, quorum[x["slot"]] = x["slot"], x
-        elif x["kind"] == "closedline" and x["slot"] <= run.last:
+        elif x["kind"] == "closedline":
             must(x["ready"] == len(ready), f"slot {x['slot']}: {len(ready)} were ready")
-            who = {(n, g) for n, g, _ in x["participants"]}
-            waited = x["waited_ns"] >= quorum[x["slot"]]["grace_ns"] or x["reason"].startswith("the next slot")
+            who, grace = {(n, g) for n, g, _ in x["participants"]}, quorum.get(x["slot"], {"grace_ns": 0})["grace_ns"]
+            waited = x["waited_ns"] >= grace or x["reason"].startswith("the next slot")
             must(set(ready) <= who if x["reason"].startswith("all ready") else waited, f"slot {x['slot']} closed early")
     return reached
 
