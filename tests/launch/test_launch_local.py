@@ -47,6 +47,12 @@ class Train:
         lines = tape.read_text().splitlines() if tape.exists() else []
         return max((json.loads(line)["slot"] for line in lines if '"kind":"closedline"' in line), default=0)
 
+    def first_step_s(self, name: str) -> float:
+        """Between the report that made a learner ready and its next: it must not have waited for the first step."""
+        lines = map(json.loads, (self.run / "tape.jsonl").read_text().splitlines())
+        times = [x["now_ns"] for x in lines if x["kind"] == "reportline" and x["name"] == name]
+        return (times[1] - times[0]) / 1e9
+
     def pids(self) -> dict[str, int]:
         return json.loads((self.run / "processes.json").read_text())
 
@@ -89,6 +95,7 @@ def test_train__a_killed_learner_comes_back_and_the_run_leaves_all_it_should(tmp
     assert names >= {"run.toml", "recipe.toml", "tape.jsonl", "summary.json", "model", "logs", "steps"}
     assert {path.name for path in (train.run / "logs").iterdir()} == {"l1.log", "l2.log", "syncer.log"}
     assert train.pids().keys() == {"launcher"}
+    assert train.first_step_s("l1") > 0.005
     assert main(["evaluate", str(train.run)]) == 0
     assert f"{summary['eval_loss']:.4f} nats per byte" in capsys.readouterr().out
     assert main(["sample", str(train.run), "--prompt", "the ", "--length", "20"]) == 0
