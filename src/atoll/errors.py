@@ -27,6 +27,10 @@ class JoinError(AtollError):
     """A learner could not join: no syncer, a name in use, another run, another version."""
 
 
+class RunOverError(JoinError):
+    """The run had ended before this learner joined: nothing is left to do."""
+
+
 class RunError(AtollError):
     """A run directory or a run cannot be used as asked."""
 

@@ -365,3 +365,17 @@ def test_timings_travel_to_the_books() -> None:
     [end] = bench.written(LifeEndLine)
     assert (end.steps, end.step_ns, end.step_ns_max, end.gap_ns_max) == (3, 10, 3, 4)
     assert end.blocked_ns == (("parameters", 5),)
+
+
+def test_step_average__a_tiny_first_sample_does_not_hold_it_down() -> None:
+    """A learner of 2 s steps whose first sample was 0 was taken for idle at every step."""
+    bench = Bench(learners=1, fragments=1, interval=1)
+    bench.join("a")
+    bench.report("a", 1)
+    for step in range(2, 12):
+        for _ in range(4):
+            bench.now_ns += S // 2
+            bench.beat("a", step - 1)
+        bench.report("a", step)
+    assert [m.state for m in bench.written(MemberLine)] == ["ready"]
+    assert bench.core.roster.by_name("a").step_ns.get() > 1 * S  # type: ignore[union-attr]

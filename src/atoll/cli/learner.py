@@ -49,8 +49,7 @@ class LearnerCommand:
 def main(argv: Sequence[str]) -> int:
     """0 when the run is over."""
     options = parse(LearnerCommand, "learner", argv)
-    from atoll.errors import ConfigError, JoinError
-    from atoll.launch.child import RUN_OVER
+    from atoll.errors import ConfigError, RunOverError
     from atoll.recipes.loop import TrainConfig, train
     from atoll.train.learner import default_name
 
@@ -77,9 +76,7 @@ def main(argv: Sequence[str]) -> int:
         result = train(
             config, address=options.address, bulk_address=options.bulk_address, timeout_s=options.timeout_s
         )
-    except JoinError as error:
-        if not str(error).endswith(RUN_OVER):
-            raise
+    except RunOverError:
         print("the run is over already")
         return 0
     print(f"the run is over: {result.steps} steps, {result.tokens:,} tokens, last loss {result.loss:.4f}")

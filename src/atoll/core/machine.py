@@ -37,14 +37,16 @@ class Table:
 class Average:
     """Exponential moving average that starts at its first value; None before."""
 
-    __slots__ = ("rate", "value")
+    __slots__ = ("count", "rate", "value")
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
+        self.count = 0
         self.value: float | None = None
 
     def add(self, value: float) -> None:
         """Weigh one more value in."""
+        self.count += 1
         self.value = value if self.value is None else self.value + self.rate * (value - self.value)
 
     def get(self, default: float = 0.0) -> float:

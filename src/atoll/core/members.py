@@ -22,6 +22,8 @@ from atoll.core.messages import Fate, Life, Timings
 from atoll.core.records import LifeEndLine, MemberLine
 
 GENERATION_SHIFT = 32
+STEP_SAMPLES_MIN = 8
+"""Reports before a learner's step average is trusted."""
 IDLE_STEPS = 4
 """A learner is idle after so many of its own steps without a new one (R10)."""
 
@@ -248,14 +250,16 @@ class Roster:
     def reported(self, member: Member, steps: int) -> int:
         """A report of cumulative steps: the new ones since the last; updates the step average.
 
-        One sample counts at most 4 averages, so that a pause is not taken for a slower machine.
+        A sample counts at most 4 averages, so that a pause is not taken for a slower machine; but not while the
+        average is young: a first sample that is far too small would hold it down for long.
         """
         new = steps - member.reported_steps
         now_ns = self._ctx.now_ns
         if new > 0 and member.adopted:
             sample = (now_ns - member.reported_at_ns) / new
-            known = member.step_ns.value
-            member.step_ns.add(sample if known is None else min(sample, IDLE_STEPS * known))
+            if member.step_ns.count >= STEP_SAMPLES_MIN:
+                sample = min(sample, IDLE_STEPS * member.step_ns.get())
+            member.step_ns.add(sample)
         member.reported_steps, member.reported_at_ns = steps, now_ns
         if not member.adopted:
             member.adopted = True
@@ -265,11 +269,11 @@ class Roster:
         return new
 
     def idle_after_ns(self, member: Member) -> int:
-        """4 of its own steps, but at least 2 heartbeats; before the first average is known, a lease."""
+        """4 of its own steps, but at least 2 heartbeats; while the average is young, at least a lease."""
         config = self._config
-        if member.step_ns.value is None:
-            return max(config.lease_interval_ns, 4 * config.heartbeat_interval_ns)
-        return max(int(IDLE_STEPS * member.step_ns.value), 2 * config.heartbeat_interval_ns)
+        young = member.step_ns.count < STEP_SAMPLES_MIN
+        least_ns = config.lease_interval_ns if young else 2 * config.heartbeat_interval_ns
+        return max(int(IDLE_STEPS * member.step_ns.get()), least_ns)
 
     def expire(self) -> None:
         """Move those that are silent or stalled."""

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import AtollError, DivergedError, JoinError
+from atoll.errors import AtollError, DivergedError, RunOverError
 from atoll.launch.cores import pin
 
 ENDED_OK = 0
@@ -23,8 +23,6 @@ ENDED_WRONG = 2
 ENDED_DIVERGED = 3
 ENDED_INTERRUPTED = 130
 PR_SET_PDEATHSIG = 1
-RUN_OVER = "the run is over"
-"""How a syncer refuses a learner that comes after the end (R22): for a learner that is no error."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -74,11 +72,9 @@ def run_learner(spec: dict[str, Any]) -> int:
     train_spec["run_dir"], train_spec["data"] = Path(train_spec["run_dir"]), tuple(train_spec["data"])
     try:
         result = train(TrainConfig(**train_spec), **spec["join"])
-    except JoinError as error:
-        if str(error).endswith(RUN_OVER):
-            print(f"atoll: {error}", file=sys.stderr)
-            return ENDED_OK
-        raise
+    except RunOverError as error:
+        print(f"atoll: {error}", file=sys.stderr)
+        return ENDED_OK
     print(f"{result.steps} steps, {result.tokens} tokens, last loss {result.loss:.4f}", flush=True)
     return ENDED_OK
 

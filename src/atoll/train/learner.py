@@ -30,7 +30,7 @@ from atoll.core.config import RunConfig
 from atoll.core.layout import fingerprint, make_layout
 from atoll.core.learner import Learner
 from atoll.core.messages import Announce, Leave, Refuse, Report, Welcome
-from atoll.errors import ConfigError, DivergedError, FinishedError, JoinError, RunError
+from atoll.errors import ConfigError, DivergedError, FinishedError, JoinError, RunError, RunOverError
 from atoll.runtime.client import AgentClient
 from atoll.runtime.memory import make_plan
 from atoll.runtime.pipe import AgentCost, Setup
@@ -227,7 +227,8 @@ class JoinedLearner:
                 if isinstance(item, events.StreamLost):
                     reason = item.reason or reason
                 elif isinstance(item, events.Heard) and isinstance(item.message, Refuse):
-                    raise JoinError(f"the syncer at {self._setup.address} refused: {item.message.message}")
+                    kind = RunOverError if item.message.kind == "finished" else JoinError
+                    raise kind(f"the syncer at {self._setup.address} refused: {item.message.message}")
                 elif isinstance(item, events.Heard) and isinstance(item.message, Welcome):
                     self._pending = items[index + 1 :]
                     return item
