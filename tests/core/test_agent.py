@@ -140,6 +140,15 @@ def test_heartbeats_go_out_only_while_connected() -> None:
     assert agent.handle(ev.Beat(3, False, 0), now_ns=4) == []
 
 
+def test_a_beat_is_left_out_where_a_message_just_went_and_never_twice() -> None:
+    agent = started()
+    agent.handle(ev.FromLearner(Report(Counters(5, 5))), now_ns=2)
+    assert agent.handle(ev.Beat(5, False, 0), now_ns=3) == []
+    assert len(agent.handle(ev.Beat(5, False, 0), now_ns=4)) == 1
+    agent.handle(ev.FromLearner(Report(Counters(6, 6))), now_ns=5)
+    assert len(agent.handle(ev.Beat(6, True, 0), now_ns=6)) == 1, "a wait is always told"
+
+
 def test_a_name_in_use_is_asked_for_again_only_as_long_as_told() -> None:
     agent = Agent(name_wait_ns=S)
     agent.start(now_ns=0)

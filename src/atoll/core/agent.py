@@ -90,6 +90,7 @@ class Agent:
         self._download_after_ns = 0
         self._delivered: dict[int, Version] = {}
         self._places: list[int] = []
+        self._spoken = False
         self._done = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             FromLearner: self._on_from_learner,
@@ -155,6 +156,7 @@ class Agent:
             self._leave = message
             self._leave_by_ns = self._now_ns + FAREWELL_NS
         if self._connected:
+            self._spoken = True
             self._actions.append(ToSyncer(message))
             if self._leave is not None:
                 self._finish()
@@ -164,7 +166,10 @@ class Agent:
         self._done = True
 
     def _on_beat(self, event: Beat) -> None:
-        if self._connected:
+        """A heartbeat, unless something else went out since the last beat and said as much."""
+        quiet = not self._spoken
+        self._spoken = False
+        if self._connected and (quiet or event.waiting):
             self._actions.append(ToSyncer(Heartbeat(event.steps, event.waiting, event.progress_bytes)))
 
     def _on_from_syncer(self, event: FromSyncer) -> None:

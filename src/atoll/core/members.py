@@ -24,6 +24,8 @@ from atoll.core.records import LifeEndLine, MemberLine
 GENERATION_SHIFT = 32
 STEP_SAMPLES_MIN = 8
 """Reports before a learner's step average is trusted."""
+IDLE_HEARTBEATS = 3
+"""A beat is left out where another message just went, so that steps are heard of every second beat at the latest."""
 IDLE_STEPS = 4
 """A learner is idle after so many of its own steps without a new one (R10)."""
 
@@ -269,10 +271,10 @@ class Roster:
         return new
 
     def idle_after_ns(self, member: Member) -> int:
-        """4 of its own steps, but at least 2 heartbeats; while the average is young, at least a lease."""
+        """4 of its own steps, but at least 3 heartbeats; while the average is young, at least a lease."""
         config = self._config
         young = member.step_ns.count < STEP_SAMPLES_MIN
-        least_ns = config.lease_interval_ns if young else 2 * config.heartbeat_interval_ns
+        least_ns = config.lease_interval_ns if young else IDLE_HEARTBEATS * config.heartbeat_interval_ns
         return max(int(IDLE_STEPS * member.step_ns.get()), least_ns)
 
     def expire(self) -> None:

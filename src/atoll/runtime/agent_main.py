@@ -19,7 +19,9 @@ def main() -> None:
     socket_fd, memory_fd, parent = map(int, sys.argv[1:4])
     from atoll.errors import AtollError
     from atoll.runtime.agent import AgentDriver
+    from atoll.runtime.scheduling import yield_to_training
 
+    yield_to_training()
     gc.freeze()
     driver = AgentDriver(socket.socket(fileno=socket_fd), memory_fd, parent)
     try:

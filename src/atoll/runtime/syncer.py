@@ -29,6 +29,7 @@ from atoll.runtime.bulk import BulkService, Incoming
 from atoll.runtime.control import ControlService, Stream
 from atoll.runtime.lobby import Lobby, Opened
 from atoll.runtime.options import Listening, SyncerOptions
+from atoll.runtime.scheduling import yield_to_training
 from atoll.runtime.workshop import Checked, Published, Workshop
 from atoll.store.tape import Tape
 from atoll.wire import channel as wire_channel
@@ -44,6 +45,7 @@ __all__ = ["Listening", "SyncerOptions", "serve"]
 
 def serve(options: SyncerOptions) -> int:
     """Run a syncer until its run is over; the process's exit status. AtollError where it cannot begin."""
+    yield_to_training()
     torch.set_num_threads(options.torch_threads)
     return asyncio.run(SyncerServer(options).run())
 

@@ -67,15 +67,25 @@ def normalised(weights: Sequence[float]) -> list[float]:
 
 def _block_sums(band: Tensor) -> list[float]:
     """Sum of squares of each block of `band` [n], n <= BAND_VALUES."""
-    squares = band.to(torch.float64)
-    squares = squares * squares
+    squares = band.to(torch.float64, copy=True)
+    squares.mul_(squares)
     # A short block is padded to a power of two only: the upper levels of its tree would add zeros, which is
     # exact.
     width = BLOCK_VALUES if len(squares) > BLOCK_VALUES else 1 << (len(squares) - 1).bit_length()
-    blocks = torch.nn.functional.pad(squares, (0, -len(squares) % width)).view(-1, width)
-    half = width // 2
+    whole = len(squares) // width
+    sums = _halve(squares[: whole * width].view(whole, width)) if whole else []
+    rest = squares[whole * width :]
+    if len(rest):
+        sums += _halve(torch.nn.functional.pad(rest, (0, width - len(rest))).view(1, width))
+    return sums
+
+
+def _halve(blocks: Tensor) -> list[float]:
+    """Sum of each row of `blocks` [k, 2**m] by the fixed tree; overwrites it."""
+    half = blocks.shape[1] // 2
     while half:
-        blocks = blocks[:, :half] + blocks[:, half:]
+        left = blocks[:, :half]
+        torch.add(left, blocks[:, half : 2 * half], out=left)
         half //= 2
     sums: list[float] = blocks[:, 0].tolist()
     return sums
@@ -91,8 +101,8 @@ def piece_norm(flat: Tensor) -> float:
 
 
 def is_finite(flat: Tensor) -> bool:
-    """True where no value is NaN or infinite."""
-    return bool(torch.isfinite(flat).all())
+    """True where no value is NaN or infinite. One pass: the largest magnitude is NaN where any value is."""
+    return math.isfinite(float(flat.abs().max())) if len(flat) else True
 
 
 def _weighted_sum(deltas: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
