@@ -255,3 +255,16 @@ def test_is_finite__sees_a_single_bad_value(bad):
     assert is_finite(flat)
     flat[-1] = bad
     assert not is_finite(flat)
+
+
+def test_merge__norms_that_are_known_change_no_bit() -> None:
+    from atoll.core.layout import TensorSpec, make_layout
+    from atoll.tensors.merge import norm_of, piece_norm, tensor_norms
+
+    specs = [TensorSpec("a", (300, 300), "float32"), TensorSpec("b", (70_000,), "float32"), TensorSpec("c", (1,), "float32")]
+    [piece] = make_layout(specs, 1).pieces
+    deltas = [torch.randn(piece.size, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    norms = [tensor_norms(delta, piece) for delta in deltas]
+    plain = merge_piece(deltas, [1.0, 2.0, 3.0], piece, "rda")
+    assert torch.equal(plain, merge_piece(deltas, [1.0, 2.0, 3.0], piece, "rda", norms))
+    assert norm_of(norms[0]) == pytest.approx(piece_norm(deltas[0]), rel=1e-12)

@@ -44,6 +44,7 @@ class Incoming:
     owner: int = 0
     complete: bool = False
     hash: str = ""
+    norms: tuple[float, ...] = ()
 
 
 class BulkService:

@@ -8,6 +8,7 @@ learner has said what its model looks like there is no machine: that is the lobb
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -46,6 +47,7 @@ __all__ = ["Listening", "SyncerOptions", "serve"]
 def serve(options: SyncerOptions) -> int:
     """Run a syncer until its run is over; the process's exit status. AtollError where it cannot begin."""
     yield_to_training()
+    gc.freeze()
     torch.set_num_threads(options.torch_threads)
     return asyncio.run(SyncerServer(options).run())
 
@@ -355,7 +357,7 @@ class SyncerServer:
             return
 
         def checked_event(checked: Checked) -> None:
-            incoming.hash = checked.hash
+            incoming.hash, incoming.norms = checked.hash, checked.norms
             known = (checked.hash, checked.hash_ok, checked.finite, checked.norm)
             self.dispatch(events.ContributionArrived(life, piece, seq, *known))
 
@@ -406,7 +408,8 @@ class SyncerServer:
         inputs = [self._bulk.payload(i.life, action.piece, i.seq) for i in action.inputs]
 
         def work() -> events.MergeDone:
-            return self._workshop.merge(action, [incoming.buffer for incoming in inputs])
+            payloads, norms = [i.buffer for i in inputs], [i.norms for i in inputs]
+            return self._workshop.merge(action, payloads, norms)
 
         def keep() -> None:
             for incoming in inputs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from atoll.core.events import DownloadEnded, StartDownload, StartUpload, UploadE
 from atoll.core.messages import Life, Merged, Version
 from atoll.errors import AtollError
 from atoll.runtime.memory import SharedMemory
-from atoll.tensors.hashing import HASH_BYTES, payload_hash
+from atoll.tensors.hashing import PayloadHasher, payload_hash
 from atoll.wire import atoll_pb2 as pb
 from atoll.wire import channel as wire_channel
 from atoll.wire import convert
@@ -148,7 +147,7 @@ class Transfers:
 
     async def _send_chunks(self, call: Any, name: pb.ContributionId, action: StartUpload, offset: int) -> None:
         view = self._memory.upload(action.piece)[: action.size_bytes]
-        hasher = hashlib.blake2b(view[:offset], digest_size=HASH_BYTES)
+        hasher = PayloadHasher(view[:offset])
         header: pb.UploadHeader | None = pb.UploadHeader(id=name, size_bytes=action.size_bytes, offset=offset)
         while True:
             stop = min(offset + self._pacer.chunk_bytes, action.size_bytes)
@@ -188,7 +187,7 @@ class Transfers:
         """Where to go on: after what an earlier try left, if that was of this piece."""
         old, self._partial = self._partial, None
         if old is None or old.piece != action.piece:
-            hasher = hashlib.blake2b(digest_size=HASH_BYTES)
+            hasher = PayloadHasher()
             return _Partial(action.piece, action.place, Version(0, 0), 0, hasher)
         if old.place != action.place:
             target = self._memory.place(action.place, action.size_bytes)
@@ -245,6 +244,6 @@ class Transfers:
         version = convert.version_from_wire(header.version)
         if header.offset == 0:
             progress.version, progress.offset = version, 0
-            progress.hasher = hashlib.blake2b(digest_size=HASH_BYTES)
+            progress.hasher = PayloadHasher()
         elif header.offset != progress.offset or version != progress.version:
             raise WireError(f"download of piece {action.piece} goes on at {header.offset}, not {progress.offset}")

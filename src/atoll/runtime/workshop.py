@@ -24,7 +24,7 @@ from atoll.store.rundir import RunDir
 from atoll.store.tape import Tape
 from atoll.tensors.codec import decode, encode
 from atoll.tensors.hashing import payload_hash
-from atoll.tensors.merge import is_finite, merge_piece, piece_norm
+from atoll.tensors.merge import is_finite, merge_piece, norm_of, piece_norm, tensor_norms
 from atoll.tensors.outer import nesterov
 
 SEED_VERSION = Version(1, 0)
@@ -50,6 +50,8 @@ class Checked:
     hash_ok: bool
     finite: bool
     norm: float
+    norms: tuple[float, ...] = ()
+    """Of each tensor of the piece."""
 
 
 @dataclass(slots=True)
@@ -141,9 +143,11 @@ class Workshop:
         if digest != seal:
             return Checked(digest, False, False, 0.0)
         # Squares of fp32 cannot overflow the fp64 of a norm: it is finite exactly where every value is.
-        norm = piece_norm(self._decode(payload, announce.piece))
+        flat = self._decode(payload, announce.piece)
+        norms = tuple(tensor_norms(flat, self._layout.pieces[announce.piece]))
+        norm = norm_of(norms)
         finite = math.isfinite(norm)
-        return Checked(digest, True, finite, norm if finite else 0.0)
+        return Checked(digest, True, finite, norm if finite else 0.0, norms)
 
     def keep(self, life: Life, announce: Announce, payload: Payload, digest: str) -> None:
         """Write a contribution that is merged now, where `keep` says so. OSError where the disk is full."""
@@ -151,14 +155,16 @@ class Workshop:
             directory = self._rundir.contributions
             keep_contribution(directory, life, announce, payload, self._config.payload, digest)
 
-    def merge(self, action: Merge, payloads: Sequence[Payload]) -> MergeDone:
+    def merge(
+        self, action: Merge, payloads: Sequence[Payload], norms: Sequence[Sequence[float]] | None = None
+    ) -> MergeDone:
         """Delta = -sent per input, merged, then the outer step; the result is staged until it is committed."""
         piece = self._layout.pieces[action.piece]
         state = self._states[action.piece]
         assert state.version == action.base, f"piece {piece.index} is at {state.version}, not {action.base}"
         deltas = [self._decode(payload, action.piece).neg_() for payload in payloads]
         weights = [entry.weight for entry in action.inputs]
-        delta = merge_piece(deltas, weights, piece, self._config.merge)
+        delta = merge_piece(deltas, weights, piece, self._config.merge, norms)
         lr, mu = self._config.outer_lr, self._config.outer_momentum
         theta, momentum = nesterov(state.theta, state.momentum, delta, lr=lr, mu=mu)
         data = self._encode(theta)

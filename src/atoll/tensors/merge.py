@@ -122,14 +122,14 @@ def average(deltas: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     return _weighted_sum(deltas, shares).to(torch.float32)
 
 
-def rda(deltas: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+def rda(deltas: Sequence[Tensor], shares: Sequence[float], norms: Sequence[float] | None = None) -> Tensor:
     """(sum_l wn_l |delta_l|) * phi(sum_l wn_l phi(delta_l)), phi(x) = x/|x|, phi(0) = 0 (step 5).
 
     One tensor, fp32 [n] each, fp64 inside -> fp32 [n]. Radial-directional averaging of arXiv 2604.21428.
     Deviation: directions that cancel down to rounding (norm below 2**-20) count as 0; the plain formula would
-    return noise of full length.
+    return noise of full length. norms: of the deltas, where they are known already.
     """
-    norms = [piece_norm(delta) for delta in deltas]
+    norms = [piece_norm(delta) for delta in deltas] if norms is None else norms
     magnitude = 0.0
     for share, norm in zip(shares, norms, strict=True):
         magnitude = magnitude + share * norm
@@ -138,6 +138,19 @@ def rda(deltas: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     if length < CANCELLED_BELOW:
         return torch.zeros(len(direction), dtype=torch.float32)
     return (direction * (magnitude / length)).to(torch.float32)
+
+
+def tensor_norms(flat: Tensor, piece: Piece) -> list[float]:
+    """`piece_norm` of each tensor of a flat piece [P], in order."""
+    return [piece_norm(flat[start:stop]) for _, start, stop in piece.offsets()]
+
+
+def norm_of(norms: Sequence[float]) -> float:
+    """The norm of the whole from the norms of its parts."""
+    total = 0.0
+    for norm in norms:
+        total = total + norm * norm
+    return math.sqrt(total)
 
 
 def _check_deltas(deltas: Sequence[Tensor], weights: Sequence[float], piece: Piece) -> None:
@@ -152,19 +165,27 @@ def _check_deltas(deltas: Sequence[Tensor], weights: Sequence[float], piece: Pie
 
 
 def merge_piece(
-    deltas: Sequence[Tensor], weights: Sequence[float], piece: Piece, method: Method = "rda"
+    deltas: Sequence[Tensor],
+    weights: Sequence[float],
+    piece: Piece,
+    method: Method = "rda",
+    norms: Sequence[Sequence[float]] | None = None,
 ) -> Tensor:
     """The merged delta of a piece: fp32 [P] each, one weight > 0 each, in learner id order -> fp32 [P].
 
     Under "rda" tensors merge by `rda`, embedding-like ones by `average`; under "average" all by `average`.
-    Finite input is the caller's duty (`is_finite`, protocol R25).
+    Finite input is the caller's duty (`is_finite`, protocol R25). norms: `tensor_norms` of each delta, where known.
     """
     if method not in METHODS:
         raise ConfigError(f"merge={method!r} is unknown; use one of {', '.join(METHODS)}")
     _check_deltas(deltas, weights, piece)
     shares = normalised(weights)
     merged = torch.empty(piece.size, dtype=torch.float32)
-    for spec, start, stop in piece.offsets():
-        rule = average if method == "average" or spec.averaged else rda
-        merged[start:stop] = rule([delta[start:stop] for delta in deltas], shares)
+    for index, (spec, start, stop) in enumerate(piece.offsets()):
+        parts = [delta[start:stop] for delta in deltas]
+        if method == "average" or spec.averaged:
+            merged[start:stop] = average(parts, shares)
+        else:
+            known = None if norms is None else [row[index] for row in norms]
+            merged[start:stop] = rda(parts, shares, known)
     return merged
