@@ -261,7 +261,8 @@ def test_merge__norms_that_are_known_change_no_bit() -> None:
     from atoll.core.layout import TensorSpec, make_layout
     from atoll.tensors.merge import norm_of, piece_norm, tensor_norms
 
-    specs = [TensorSpec("a", (300, 300), "float32"), TensorSpec("b", (70_000,), "float32"), TensorSpec("c", (1,), "float32")]
+    shapes = {"a": (300, 300), "b": (70_000,), "c": (1,)}
+    specs = [TensorSpec(name, shape, "float32") for name, shape in shapes.items()]
     [piece] = make_layout(specs, 1).pieces
     deltas = [torch.randn(piece.size, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
     norms = [tensor_norms(delta, piece) for delta in deltas]
