@@ -126,7 +126,6 @@ class Learner:
         self._miss_ns = Average(config.average_rate)
         self._delay_ns = CONTROL_DELAY_NS
         self._finish_slot: int | None = None
-        self._in_finish = False
         self._final_versions: tuple[Version, ...] | None = None
         self._declared = False
         self._finished_versions: tuple[Version, ...] | None = None
@@ -160,7 +159,7 @@ class Learner:
         """Why the training thread must wait now (R9): parameters | lock | finish; None: it may train."""
         if self.state == "joining":
             return "parameters"
-        if self.state == "finishing" and self._in_finish:
+        if self.state == "finishing":
             return "finish"
         if self.state == "training" and self._lock_due():
             return "lock"
@@ -290,9 +289,8 @@ class Learner:
         self._boundary_ns = self._now_ns
         self._apply_fates()
         self._take_arrived()
-        if self._finish_slot is not None:
-            self.state = LEARNER.move(self.state, "last slot closed")
-            self._in_finish = True
+        if self._may_finish():
+            self._enter_finish()
             return
         if self._config.locked:
             self._capture_locked()
@@ -430,7 +428,8 @@ class Learner:
             return
         slot = max(self._closed, self._last_locked_slot) + 1
         piece = self._config.piece_of(slot)
-        if slot > self._config.slots or piece in self.unsettled or not self.book.pieces[piece].local_steps:
+        last = self._config.slots if self._finish_slot is None else self._finish_slot
+        if slot > last or piece in self.unsettled or not self.book.pieces[piece].local_steps:
             return
         self._last_capture_step = self.book.steps
         self._last_locked_slot = slot
@@ -453,12 +452,23 @@ class Learner:
             self._adopt()
         elif self.state == "finishing":
             self._finish()
-        elif self._finish_slot is not None:
-            self.state = LEARNER.move(self.state, "last slot closed")
-            self._in_finish = True
+        elif self._may_finish():
+            self._enter_finish()
             self._finish()
         if self.state != "over":
             self._boundary_ns = self._now_ns
+
+    def _may_finish(self) -> bool:
+        """The last slot has closed; in the lock modes every capture is `overlap` steps old too, as on any other slot."""
+        if self._finish_slot is None:
+            return False
+        overlap = self._config.overlap
+        return not self._config.locked or all(
+            self.book.steps >= u.captured_step + overlap for u in self.unsettled.values()
+        )
+
+    def _enter_finish(self) -> None:
+        self.state = LEARNER.move(self.state, "last slot closed")
 
     def _adopt(self) -> None:
         if any(anchor is None for anchor in self.anchors):

@@ -98,8 +98,8 @@ class Checkers:
             )
             pending = book.local_tokens + book.in_flight_tokens - unheard
             assert merged + book.overwritten + book.lost + pending == core.book.tokens
-            expected = book.local_tokens + (0 if book.detached else book.in_flight_tokens)
-            assert learner.displacement[piece] >= expected or core.over, "theta lost work that the book still has"
+            held = book.local_tokens + (0 if book.detached else book.in_flight_tokens)
+            learner.body.check(piece, held, over=core.over)
         assert len(core.unsettled) <= self._world.config.fragments
 
     def _queues(self) -> None:

@@ -1,9 +1,4 @@
-"""The real core.Agent and core.Learner on the virtual clock, with a link and a stand-in for training.
-
-The stand-in keeps r = theta - A of every piece as a number of tokens: a step adds its tokens, a capture must find
-exactly the tokens that the ledger says, a rebase subtracts what was sent. So weights that do not fit the delta (hazard
-5) or work that is merged twice (hazard 45) show at once.
-"""
+"""The real core.Agent and core.Learner on the virtual clock, with a link. What they train is a body (bodies.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from atoll.core import events as ev
 from atoll.core.agent import Agent
@@ -65,7 +60,13 @@ class SimAgent:
         self.cut = False
         """The control connection is down and cannot be opened."""
         self.bulk_cut = False
+        self.lossy = False
+        """What is in flight when the control connection is cut is lost, not only what comes after."""
         self._stopped: tuple[int, int] | None = None
+        self.uploads: dict[int, Any] = {}
+        """Upload buffers: what was captured of each piece."""
+        self.places: dict[int, Any] = {}
+        """Staging places: what was downloaded."""
         self._beating = False
 
     def start(self) -> None:
@@ -108,14 +109,14 @@ class SimAgent:
     # ------------------------------------------------------------ actions
 
     def _carry_out(self, action: ev.AgentAction) -> None:
-        clock, syncer = self._world.clock, self._world.syncer
+        clock = self._world.clock
         match action:
             case ev.Connect(generation, delay_ns):
                 clock.call_after(delay_ns, lambda: self._connect(generation))
             case ev.ToSyncer(message):
                 stream = self.stream
                 if stream is not None:
-                    clock.call_after(self.spec.latency_ns, lambda: syncer.received(stream, message))
+                    clock.call_after(self.spec.latency_ns, lambda: self._arrive(stream, message))
             case ev.ToLearner(event):
                 self._to_learner(event)
             case ev.StartUpload(piece, seq, size_bytes):
@@ -128,6 +129,11 @@ class SimAgent:
                 self._stopped = (piece, seq)
             case ev.AgentDone():
                 self._done()
+
+    def _arrive(self, stream: int, message: object) -> None:
+        """A message reaches the syncer, unless it was on its way when the connection was cut."""
+        if stream == self.stream or not self.lossy:
+            self._world.syncer.received(stream, message)
 
     def _done(self) -> None:
         self.alive = False
@@ -209,7 +215,8 @@ class SimAgent:
 
             def arrive() -> None:
                 whole = move.moved_bytes >= size_bytes
-                result = self._world.syncer.upload_arrived(life, piece, seq) if whole else "unwanted"
+                payload = self.uploads.get(piece)
+                result = self._world.syncer.upload_arrived(life, piece, seq, payload) if whole else "unwanted"
                 ended = ev.UploadEnded(piece, seq, result, min(move.moved_bytes, size_bytes), duration_ns)
                 clock.call_after(latency_ns, lambda: self.feed(ended))
 
@@ -224,6 +231,7 @@ class SimAgent:
         merged = found.merged_for(self.life)
 
         def done(move: _Move) -> None:
+            self.places[place] = found.payload
             self.feed(ev.DownloadEnded(piece, place, found.version, found.slot, merged, True))
 
         self._world.clock.call_after(
@@ -240,8 +248,7 @@ class SimLearner:
         self._agent = agent
         self.life = life
         self.core = Learner(world.config, world.layout, life.name, life.generation)
-        self.displacement = [0] * len(world.piece_bytes)
-        self.sent = [0] * len(world.piece_bytes)
+        self.body = world.make_body(world, life)
         self.held: list[tuple[int, int]] = [(-1, -1)] * len(world.piece_bytes)
         self.blocked_ns: dict[str, int] = {}
         self.paused_until_ns = 0
@@ -280,16 +287,18 @@ class SimLearner:
     def _carry_out(self, action: ev.LearnerAction) -> None:
         match action:
             case ev.Capture(announce):
-                assert self.displacement[announce.piece] == announce.c_tokens, "weight does not fit the delta"
-                self.sent[announce.piece] = announce.c_tokens
+                self._agent.uploads[announce.piece] = self.body.capture(announce)
                 self._agent.feed(ev.FromLearner(announce))
             case ev.CaptureSeed():
+                self._agent.uploads.update(enumerate(self.body.capture_seed()))
                 self._agent.feed(ev.SeedOffered(tuple(self._world.piece_bytes)))
             case ev.Take(piece, version, place, how, subtract):
-                self._take(piece, version, how, subtract)
+                assert tuple(version) > self.held[piece], "an update is applied once, versions only grow"
+                self.held[piece] = (version[0], version[1])
+                self.body.take(piece, self._agent.places[place], how, subtract_sent=subtract)
                 self._agent.feed(ev.PlaceFreed(place))
             case ev.Revert(piece):
-                self.displacement[piece] = 0
+                self.body.revert(piece)
             case ev.Free(place):
                 self._agent.feed(ev.PlaceFreed(place))
             case ev.Tell(message):
@@ -298,14 +307,6 @@ class SimLearner:
                 self._agent.feed(ev.FromLearner(message))
             case ev.End():
                 self.alive = False
-
-    def _take(self, piece: int, version: tuple[int, int], how: str, subtract: bool) -> None:
-        assert tuple(version) > self.held[piece], "an update is applied once, versions only grow"
-        self.held[piece] = (version[0], version[1])
-        if how in ("adopt", "overwrite"):
-            self.displacement[piece] = 0
-        elif subtract:
-            self.displacement[piece] -= self.sent[piece]
 
     # ------------------------------------------------------------ steps and waits
 
@@ -344,8 +345,7 @@ class SimLearner:
         if not self.alive:
             return
         tokens = self._agent.spec.tokens
-        for piece in range(len(self.displacement)):
-            self.displacement[piece] += tokens
+        self.body.step(tokens)
         self._handle(ev.Stepped(tokens, 1.0))
         self._world.check()
         self._go_on()

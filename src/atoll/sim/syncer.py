@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from atoll.core import events as ev
 from atoll.core.messages import Life, Merged, Version
@@ -22,6 +22,7 @@ class Published:
     version: Version
     slot: int
     newest_merged: dict[Life, int]
+    payload: Any = None
 
     def merged_for(self, life: Life) -> Merged:
         """The newest merged seq of `life` in this version."""
@@ -44,7 +45,8 @@ class SimSyncer:
         self.published: dict[int, Published] = {}
         self.over = False
         self.disk_full = False
-        self._versions: dict[int, Version] = {}
+        self._shop = world.make_shop(world)
+        self._arrived: dict[tuple[Life, int], Any] = {}
 
     def start(self) -> None:
         self.feed(ev.Started(epoch=1, has_init=False))
@@ -68,7 +70,9 @@ class SimSyncer:
                     self.streams.pop(stream).stream_closed_by_syncer(stream)
             case ev.Write(record, _):
                 self.tape.append(record)
-            case ev.Merge(slot, _, _, _, _):
+            case ev.Merge(slot, piece, _, _, inputs):
+                payloads = [self._arrived[i.life, piece] for i in inputs]
+                self._shop.merge(piece, payloads, [i.weight for i in inputs])
                 done = ev.MergeDone(slot, True, "theta", "momentum", "update", 1, 1.0)
                 self._later(self._merge_ns, done)
             case ev.Commit():
@@ -79,7 +83,8 @@ class SimSyncer:
             case ev.Publish(piece, version):
                 state = self.core.slots.pieces[piece]
                 assert state.version == version
-                self.published[piece] = Published(version, state.slot, dict(state.newest_merged))
+                merged = dict(state.newest_merged)
+                self.published[piece] = Published(version, state.slot, merged, self._shop.published(piece))
             case ev.Accept(life, announce):
                 self.expected[life, announce.piece] = announce.seq
             case ev.Discard(life, piece, seq):
@@ -115,12 +120,15 @@ class SimSyncer:
         if stream in self.streams:
             self.feed(ev.Received(stream, message))
 
-    def upload_arrived(self, life: Life, piece: int, seq: int) -> str:
+    def upload_arrived(self, life: Life, piece: int, seq: int, payload: Any) -> str:
         """All bytes are here: ok, or unwanted."""
         if seq == 0:
+            self._shop.seed(piece, payload)
             self.feed(ev.SeedArrived(life, piece, True, True))
             return "ok"
         if self.expected.get((life, piece)) != seq:
             return "unwanted"
-        self.feed(ev.ContributionArrived(life, piece, seq, f"{life}/{piece}/{seq}", True, True, 1.0))
+        self._arrived[life, piece] = payload
+        hash_ok, finite, norm = self._world.fault_of(life)
+        self.feed(ev.ContributionArrived(life, piece, seq, f"{life}/{piece}/{seq}", hash_ok, finite, norm))
         return "ok"

@@ -14,6 +14,8 @@ from typing import Any
 
 from atoll.core.config import RunConfig
 from atoll.core.layout import Layout, TensorSpec, make_layout
+from atoll.core.messages import Life
+from atoll.sim.bodies import Body, Shop, StandIn, StandInShop
 from atoll.sim.checkers import Checkers
 from atoll.sim.clock import Clock
 from atoll.sim.learner import LearnerSpec, SimAgent, SimLearner
@@ -43,14 +45,19 @@ class World:
         piece_values: int = 50_000,
         merge_ns: int = 2 * MS,
         commit_ns: int = 1 * MS,
+        layout: Layout | None = None,
+        make_body: Callable[[World, Life], Body] = StandIn,
+        make_shop: Callable[[World], Shop] = StandInShop,
         **settings: Any,
     ) -> None:
         self.seed = seed
+        self.make_body = make_body
+        self.make_shop = make_shop
         settings.setdefault("learners", len(learners))
         self.config = RunConfig(
             run_id=f"sim-{seed}", steps=steps, fragments=fragments, interval=interval, **settings
         )
-        self.layout = even_layout(fragments, piece_values)
+        self.layout = layout if layout is not None else even_layout(fragments, piece_values)
         width = 2 if self.config.payload == "bf16" else 4
         self.piece_bytes = [size * width for size in self.layout.piece_sizes]
         self.clock = Clock()
@@ -75,6 +82,10 @@ class World:
         self.agents[spec.name] = agent
         agent.start()
 
+    def join_beside(self, spec: LearnerSpec) -> None:
+        """Another process under a name that may be in use; it takes over only if the first is gone."""
+        SimAgent(self, spec).start()
+
     def at(self, at_ns: int, action: Callable[[], None]) -> None:
         """Do something at a virtual time."""
         self.clock.call_at(at_ns, action)
@@ -93,6 +104,10 @@ class World:
         learner = self.agents[name].learner
         assert learner is not None
         learner.paused_until_ns = self.clock.now_ns + for_ns
+
+    def fault_of(self, life: Life) -> tuple[bool, bool, float]:
+        """(hash ok, finite, norm) of a contribution that arrives from `life`; replace it to have bad ones."""
+        return True, True, 1.0
 
     def check(self) -> None:
         """Every invariant, at this instant."""
