@@ -118,7 +118,6 @@ class Learner:
         self._steps_at_closed = 0
         self._joined_at = 0
         self._reported_steps = 0
-        self._last_locked_slot = 0
         self._last_capture_step = 0
         self._boundary_ns: int | None = None
         self._step_ns = Average(config.average_rate)
@@ -282,7 +281,6 @@ class Learner:
 
     def _on_stepped(self, event: Stepped) -> None:
         assert self.state == "training", "step() comes after the first parameters and before the end"
-        assert self.waiting is None, "the driver waits before the next step"
         self.book.step(event.tokens, event.loss)
         if self._boundary_ns is not None:
             self._step_ns.add(self._now_ns - self._boundary_ns)
@@ -330,6 +328,9 @@ class Learner:
 
     def _take(self, update: UpdateArrived) -> None:
         piece = update.piece
+        if update.slot > self._closed:
+            self._heard_at_ns = self._now_ns
+            self._hear_pace(update.slot, self._interval_ns)
         anchor = self.anchors[piece]
         if anchor is not None and update.version <= anchor:
             self._actions.append(Free(update.place))
@@ -423,16 +424,19 @@ class Learner:
         return [self._sizes_bytes[piece] for _, piece in waiting]
 
     def _capture_locked(self) -> None:
-        """Every s steps the piece of the next slot, whoever is slower waits for nobody but is waited for."""
+        """Every s steps the piece of the first slot that has not closed and is not named yet.
+
+        A slot whose contribution was missed before it closed is named again: the others wait for it.
+        """
         if self.book.steps - self._last_capture_step < self._config.slot_steps:
             return
-        slot = max(self._closed, self._last_locked_slot) + 1
+        named = {u.slot for u in self.unsettled.values()}
+        slot = next(s for s in range(self._closed + 1, self._closed + len(named) + 2) if s not in named)
         piece = self._config.piece_of(slot)
         last = self._config.slots if self._finish_slot is None else self._finish_slot
         if slot > last or piece in self.unsettled or not self.book.pieces[piece].local_steps:
             return
         self._last_capture_step = self.book.steps
-        self._last_locked_slot = slot
         self._capture(piece, slot)
 
     def _lock_due(self) -> bool:

@@ -148,7 +148,7 @@ class SlotEngine:
         """How many ready learners are in for slot `number`: by clock, in the lock modes by announcement."""
         ready = self._roster.ready()
         if self._config.locked:
-            return sum(self._named(member, number) is not None for member in ready)
+            return sum(any(c.announce.slot >= number for c in member.open.values()) for member in ready)
         target = number * self._config.slot_steps
         return sum(member.clock >= target for member in ready)
 
@@ -156,7 +156,7 @@ class SlotEngine:
         """Let the open slot reach its quorum if it has it. True if something changed."""
         number = self.reached + 1
         ready = len(self._roster.ready())
-        if number > self.last or ready == 0:
+        if number > self.last or ready == 0 or self._backed_up(self._config.piece_of(number)):
             return False
         needed = self.quorum_size()
         if self._votes(number) < needed:
@@ -166,6 +166,14 @@ class SlotEngine:
             self._close(previous, "the next slot has its quorum")
         self._reach(number, needed, ready)
         return True
+
+    def _backed_up(self, piece: int) -> bool:
+        """The syncer itself is behind with this piece (a slow merge, a full disk): no new slot of it until it is done.
+
+        So slots on their way stay bounded; the learners' surplus is forgotten as after any outage (R2).
+        """
+        busy = ("waiting", "merging", "committing", "retrying")
+        return any(slot.piece == piece and slot.state in busy for slot in self.live.values())
 
     def _reach(self, number: int, needed: int, ready: int) -> None:
         now_ns = self._ctx.now_ns
