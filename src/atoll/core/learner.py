@@ -463,7 +463,7 @@ class Learner:
             self._boundary_ns = self._now_ns
 
     def _may_finish(self) -> bool:
-        """The last slot has closed; in the lock modes every capture is `overlap` steps old too, as on any other slot."""
+        """The last slot has closed; in the lock modes every capture is `overlap` steps old too, as in any slot."""
         if self._finish_slot is None:
             return False
         overlap = self._config.overlap

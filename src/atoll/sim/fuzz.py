@@ -74,7 +74,8 @@ def draw(seed: int) -> Plan:
     pace_ns = sorted(spec.step_ns for spec in learners)[-1]
     expected_ns = settings["steps"] * pace_ns + 2 * S
     count = chance.choice((0, 1, 2, 4, 8))
-    faults = tuple(sorted((_draw_fault(chance, len(learners), expected_ns) for _ in range(count)), key=lambda f: f.at_ns))
+    drawn = [_draw_fault(chance, len(learners), expected_ns) for _ in range(count)]
+    faults = tuple(sorted(drawn, key=lambda fault: fault.at_ns))
     timing = {"merge_ns": chance.choice((1, 2, 40)) * MS, "commit_ns": chance.choice((1, 30)) * MS}
     bad_share = chance.choice((0.0, 0.0, 0.02, 0.2))
     return Plan(seed, settings, learners, faults, chance.random() < 0.5, bad_share, expected_ns, timing)
