@@ -13,7 +13,7 @@ from atoll.core.events import FromLearner, Heard, PlaceFreed, SeedOffered, Strea
 from atoll.core.layout import TensorSpec
 from atoll.core.messages import Announce, Counters, Leave, Merged, Pace, Report, Timings, Version, Welcome
 from atoll.runtime import pipe
-from atoll.runtime.memory import PAGE_BYTES, PLACES, SharedMemory, create_file, make_plan
+from atoll.runtime.memory import PAGE_BYTES, SharedMemory, create_file, make_plan
 from atoll.runtime.pipe import AgentCost, Frames, Pipe, PipeError, Setup, decode_frame, encode_frame
 
 ITEMS = [
@@ -49,6 +49,9 @@ def test_frame__of_garbage__is_a_pipe_error(data: bytes) -> None:
         decode_frame(data)
 
 
+PLACES = 4
+
+
 def test_frames__longer_than_allowed__are_refused_before_memory_is_taken() -> None:
     with pytest.raises(PipeError, match="at most"):
         Frames().feed(b"\xff\xff\xff\xff")
@@ -82,7 +85,7 @@ def test_pipe__whose_other_end_is_closed__says_so() -> None:
 def test_memory__seen_from_both_sides() -> None:
     fd = create_file()
     ours, theirs = SharedMemory(fd), SharedMemory(os.dup(fd))
-    plan = make_plan((5000, 3), "bf16")
+    plan = make_plan((5000, 3), "bf16", PLACES)
     assert plan.total_bytes == PAGE_BYTES * (1 + 3 + 1 + 3 * PLACES)
     ours.steps, ours.waiting = 7, True
     theirs.progress_bytes = 9

@@ -11,6 +11,7 @@ FOUND = {
     6: "a reconnect put a learner of a lock mode into a wait just before its step",
     19: "a lock mode waited for a slot that a learner had skipped after its contribution was refused",
     28: "slots piled up behind a full disk",
+    1188: "held-back updates filled all staging places of a lock mode while the one that was due had none",
     103: "a lock mode waited for its first slot for ever",
 }
 

@@ -15,6 +15,9 @@ PAYLOADS = ("bf16", "fp32")
 LEARNERS_MAX = 4096
 STEPS_MAX = 10**12
 SECOND_NS = 1_000_000_000
+PLACES = 4
+PAYLOAD_BYTES = {"bf16": 2, "fp32": 4}
+"""Bytes of a value on the wire."""
 
 
 def choice(name: str, value: str, known: tuple[str, ...]) -> str:
@@ -124,6 +127,15 @@ class RunConfig:
     def locked(self) -> bool:
         """True in the modes that wait for all learners."""
         return self.mode != "decoupled"
+
+    @property
+    def places(self) -> int:
+        """Updates that a learner's agent may stage at once.
+
+        The lock modes hold updates back until their step, and may get them in any order: one per fragment, and one on
+        its way. With fewer, all learners could wait for an update that has no place to arrive in.
+        """
+        return self.fragments + 1 if self.locked else PLACES
 
     @property
     def slot_steps(self) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.core.capture import CapturePlanner, Horizon, PieceView
-from atoll.core.config import RunConfig
+from atoll.core.config import PAYLOAD_BYTES, RunConfig
 from atoll.core.events import (
     Capture,
     CaptureSeed,
@@ -55,7 +55,6 @@ from atoll.core.messages import (
     Welcome,
 )
 
-PAYLOAD_BYTES = {"bf16": 2, "fp32": 4}
 CONTROL_DELAY_NS = 2_000_000
 """First guess of a control message's way there and back; replaced by what uploads show."""
 

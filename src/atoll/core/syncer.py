@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from atoll.core.config import LEARNERS_MAX, RunConfig
+from atoll.core.config import LEARNERS_MAX, PAYLOAD_BYTES, RunConfig
 from atoll.core.context import Context
 from atoll.core.contributions import Contribution, weight_is_valid
 from atoll.core.events import (
@@ -57,8 +57,6 @@ from atoll.core.messages import (
 )
 from atoll.core.records import FateLine, GrantLine, ReportLine, SeedLine
 from atoll.core.slots import SlotEngine
-
-PAYLOAD_BYTES = {"bf16": 2, "fp32": 4}
 
 
 class Syncer:

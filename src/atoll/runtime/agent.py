@@ -23,7 +23,7 @@ from atoll.core.config import RunConfig
 from atoll.core.layout import make_layout
 from atoll.core.messages import PROTOCOL_VERSION, Hello, LearnerMessage, Life, Welcome
 from atoll.errors import AtollError
-from atoll.runtime.memory import PLACES, SharedMemory, make_plan
+from atoll.runtime.memory import SharedMemory, make_plan
 from atoll.runtime.pipe import AgentCost, Pipe, PipeError, Setup
 from atoll.runtime.transfers import Transfers
 from atoll.wire import atoll_pb2 as pb
@@ -234,12 +234,12 @@ class AgentDriver:
         self._run_id = config.run_id
         if self._transfers is None:
             layout = make_layout(self._setup.tensors, config.fragments)
-            self._memory.grow(make_plan(layout.piece_sizes, config.payload))
+            self._memory.grow(make_plan(layout.piece_sizes, config.payload, config.places))
             self._transfers = Transfers(self._memory, self._token)
             self._start_cpu_ns = cpu_ns()
             self._beat_interval_s = config.heartbeat_interval_ns / 1e9
             self._loop.call_later(self._beat_interval_s, self._beat)
-            for place in range(PLACES):
+            for place in range(config.places):
                 self.dispatch(events.PlaceFreed(place))
         self._transfers.aim(target, config.run_id, life)
 

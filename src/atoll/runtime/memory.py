@@ -3,7 +3,7 @@
     page 0            three int64: own steps (training process), waiting by R9 (training process),
                       bulk bytes moved (agent)
     upload buffers    one per piece: the contribution that is unsettled, or the piece of version 0
-    PLACES places     each as large as the largest piece: updates that arrived and wait for a step boundary
+    some places       each as large as the largest piece: updates that arrived and wait for a step boundary
 
 Without torch: both sides see flat memoryviews. An anonymous file (memfd, else an unlinked temporary one) is inherited
 by its descriptor, so that nothing has a name that outlives a crash.
@@ -17,9 +17,9 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PLACES = 4
+from atoll.core.config import PAYLOAD_BYTES
+
 PAGE_BYTES = 4096
-VALUE_BYTES = {"bf16": 2, "fp32": 4}
 _STEPS, _WAITING, _PROGRESS = 0, 1, 2
 
 
@@ -38,9 +38,9 @@ class Plan:
     total_bytes: int
 
 
-def make_plan(piece_sizes: Sequence[int], payload: str) -> Plan:
-    """Plan for pieces of so many values in the run's payload format."""
-    width = VALUE_BYTES[payload]
+def make_plan(piece_sizes: Sequence[int], payload: str, places: int) -> Plan:
+    """Plan for pieces of so many values in the run's payload format, and so many staging places."""
+    width = PAYLOAD_BYTES[payload]
     uploads = tuple(size * width for size in piece_sizes)
     offset = PAGE_BYTES
     upload_offsets = []
@@ -49,7 +49,7 @@ def make_plan(piece_sizes: Sequence[int], payload: str) -> Plan:
         offset += _aligned(size)
     place = max(uploads)
     place_offsets = []
-    for _ in range(PLACES):
+    for _ in range(places):
         place_offsets.append(offset)
         offset += _aligned(place)
     return Plan(uploads, tuple(upload_offsets), place, tuple(place_offsets), offset)

@@ -180,8 +180,15 @@ class FuzzWorld(World):
             agent.bulk_cut = False
             if agent.cut:
                 agent.cut_control(cut=False)
-        if not any(agent.alive for agent in self.agents.values()) and not self.syncer.over:
+        self._keep_alive()
+
+    def _keep_alive(self) -> None:
+        """As a launcher does: somebody is there to finish the run."""
+        if self.syncer.over:
+            return
+        if not any(agent.alive for agent in self.agents.values()):
             self._join_new(self._plan.learners[0])
+        self.clock.call_after(5 * S, self._keep_alive)
 
 
 def run_plan(plan: Plan) -> FuzzWorld:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from atoll.sim.world import World
 
 MS = 1_000_000
-PLACES = 4
 CHUNKS = 8
 
 
@@ -180,7 +179,7 @@ class SimAgent:
             assert self.life is not None
             self.learner = SimLearner(self._world, self, self.life)
             self._world.lives.append(self.learner)
-            for place in range(PLACES):
+            for place in range(self._world.config.places):
                 self.feed(ev.PlaceFreed(place))
         if self.learner is not None:
             self.learner.push(event)
@@ -305,8 +304,10 @@ class SimLearner:
                 if isinstance(message, Report):
                     message = Report(message.counters, Timings(tuple(sorted(self.blocked_ns.items()))))
                 self._agent.feed(ev.FromLearner(message))
-            case ev.End():
+            case ev.End(ok, _):
                 self.alive = False
+                if not ok:
+                    self._agent.die()
 
     # ------------------------------------------------------------ steps and waits
 

@@ -205,7 +205,7 @@ class JoinedLearner:
         self.generation = welcome.generation
         self.settings = RunConfig.from_dict(dict(welcome.settings))
         layout = make_layout(self._setup.tensors, self.settings.fragments)
-        self._client.memory.grow(make_plan(layout.piece_sizes, self.settings.payload))
+        self._client.memory.grow(make_plan(layout.piece_sizes, self.settings.payload, self.settings.places))
         self._pieces = Pieces(model, layout, self.settings.payload, self._client.memory)
         self._machine = Learner(self.settings, layout, self.name, self.generation)
         self._handle(heard)
