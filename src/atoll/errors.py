@@ -31,6 +31,17 @@ class RunOverError(JoinError):
     """The run had ended before this learner joined: nothing is left to do."""
 
 
+class SyncerLostError(AtollError):
+    """`step`: the syncer went away and did not come back before this learner reached the end of the run alone.
+
+    The model holds what this learner trained; its last work is not merged.
+    """
+
+
+class PutOutError(AtollError):
+    """`step`: the syncer ended this learner, because another has its name now or it broke the protocol."""
+
+
 class RunError(AtollError):
     """A run directory or a run cannot be used as asked."""
 

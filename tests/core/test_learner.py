@@ -185,7 +185,7 @@ def test_finish__takes_all_sends_each_piece_once_and_leaves_with_the_final_versi
     leave = only(actions, ev.Tell)[-1].message
     assert isinstance(leave, Leave)
     assert only(actions, ev.Revert) == [ev.Revert(0), ev.Revert(1)], "the codec's rounding goes too"
-    assert hand.core.ended == ev.End(True, "finished")
+    assert hand.core.ended == ev.End(True, "finished", "finished")
     assert [b.merged for b in hand.core.book.pieces] == [200, 200]
 
 
@@ -219,7 +219,7 @@ def test_lock_mode__waits_at_capture_plus_overlap_and_no_longer_than_its_slot() 
 def test_refusal_ends_it_with_the_syncers_words() -> None:
     hand = Hand(adopt=False)
     [end] = hand.hear(Refuse("replaced", "another learner joined as 'a'"))
-    assert end == ev.End(False, "another learner joined as 'a'")
+    assert end == ev.End(False, "another learner joined as 'a'", "refused")
 
 
 def test_progress_is_global() -> None:

@@ -214,3 +214,17 @@ def test_settings_file__tells_what_the_tape_tells(start, tmp_path) -> None:
     toml = (tmp_path / "run" / "run.toml").read_text()
     assert f'run_id = "{first["settings"]["run_id"]}"' in toml
     assert first["settings"]["fragments"] == 4
+
+
+def test_join__names_what_stays_local(caplog: pytest.LogCaptureFixture) -> None:
+    from atoll.train.learner import warn_of_local_state
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    model[0].bias.requires_grad_(False)
+    warn_of_local_state(model)
+    [record] = caplog.records
+    assert "4 buffers or frozen parameters" in record.getMessage()
+    assert "0.bias, 1.num_batches_tracked, 1.running_mean, ..." in record.getMessage()
+    caplog.clear()
+    warn_of_local_state(torch.nn.Linear(2, 2))
+    assert not caplog.records

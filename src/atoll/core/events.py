@@ -387,10 +387,14 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The learner's part is over. ok False: `reason` is an error for the user."""
+    """The learner's part is over. ok False: `reason` is an error for the user.
+
+    kind: finished | left | refused | put out | syncer lost.
+    """
 
     ok: bool
     reason: str
+    kind: str
 
 
 LearnerAction = Capture | CaptureSeed | Take | Revert | Free | Tell | End

@@ -139,8 +139,8 @@ class Learner:
         }
         self._messages: dict[type, Callable[[Any], None]] = {
             Welcome: self._on_welcome,
-            Refuse: lambda m: self._end(False, m.message),
-            Replaced: lambda m: self._end(False, m.reason),
+            Refuse: lambda m: self._end(False, m.message, "refused"),
+            Replaced: lambda m: self._end(False, m.reason, "put out"),
             SeedRequest: lambda m: self._actions.append(CaptureSeed()),
             Pace: self._on_pace,
             Fate: self._on_fate,
@@ -274,7 +274,7 @@ class Learner:
 
     def _on_interrupted(self, event: Interrupted) -> None:
         self._leave(event.reason)
-        self._end(True, event.reason)
+        self._end(True, event.reason, "left")
 
     # ------------------------------------------------------------ the boundary
 
@@ -308,7 +308,8 @@ class Learner:
         """Without a syncer a learner trains on to the end of the run, and then says so."""
         own = self.book.steps - self._steps_at_closed
         if not self._connected and self._closed * self._config.slot_steps + own >= self._config.whole_steps:
-            self._end(False, f"the syncer is gone; this learner trained {own} steps alone, and they are not merged")
+            reason = f"the syncer is gone; this learner trained {own} steps alone, and they are not merged"
+            self._end(False, reason, "syncer lost")
 
     # ------------------------------------------------------------ taking updates (R7)
 
@@ -483,7 +484,8 @@ class Learner:
 
     def _finish(self) -> None:
         if not self._connected and self._now_ns > self._lost_at_ns + 3 * self._config.lease_interval_ns:
-            self._end(False, "the syncer went away in the finish; the last steps of this learner are not merged")
+            reason = "the syncer went away in the finish; the last steps of this learner are not merged"
+            self._end(False, reason, "syncer lost")
             return
         if self._finished_versions is not None:
             self._finish_end(self._finished_versions)
@@ -512,7 +514,7 @@ class Learner:
             return
         self._actions += [Revert(piece) for piece in range(len(self.anchors))]
         self._leave("finished")
-        self._end(True, "finished", cause="finished")
+        self._end(True, "finished", "finished")
 
     def _leave(self, reason: str) -> None:
         for book in self.book.pieces:
@@ -520,7 +522,7 @@ class Learner:
         self.book.check()
         self._actions.append(Tell(Leave(reason, self.book.counters(), Timings())))
 
-    def _end(self, ok: bool, reason: str, *, cause: str = "ended") -> None:
-        self.state = LEARNER.move(self.state, cause)
-        self.ended = End(ok, reason)
+    def _end(self, ok: bool, reason: str, kind: str) -> None:
+        self.state = LEARNER.move(self.state, "finished" if kind == "finished" else "ended")
+        self.ended = End(ok, reason, kind)
         self._actions.append(self.ended)

@@ -304,7 +304,7 @@ class SimLearner:
                 if isinstance(message, Report):
                     message = Report(message.counters, Timings(tuple(sorted(self.blocked_ns.items()))))
                 self._agent.feed(ev.FromLearner(message))
-            case ev.End(ok, _):
+            case ev.End(ok, _, _):
                 self.alive = False
                 if not ok:
                     self._agent.die()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import math
 import os
 import re
@@ -30,7 +31,16 @@ from atoll.core.config import RunConfig
 from atoll.core.layout import fingerprint, make_layout
 from atoll.core.learner import Learner
 from atoll.core.messages import Announce, Leave, Refuse, Report, Welcome
-from atoll.errors import ConfigError, DivergedError, FinishedError, JoinError, RunError, RunOverError
+from atoll.errors import (
+    ConfigError,
+    DivergedError,
+    FinishedError,
+    JoinError,
+    PutOutError,
+    RunError,
+    RunOverError,
+    SyncerLostError,
+)
 from atoll.runtime.client import AgentClient
 from atoll.runtime.memory import make_plan
 from atoll.runtime.pipe import AgentCost, Setup
@@ -40,6 +50,7 @@ from atoll.train.pieces import Pieces, check_optimizers
 from atoll.train.timers import Timers
 from atoll.wire.channel import load_token, parse_address
 
+_log = logging.getLogger("atoll")
 DEFAULT_ADDRESS = "127.0.0.1:7700"
 WAKE_S = 0.25
 NAME_LENGTH_MAX = 64
@@ -54,6 +65,16 @@ def default_name() -> str:
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()) or "learner"
     tail = f"-{os.getpid()}"
     return host[: NAME_LENGTH_MAX - len(tail)] + tail
+
+
+def warn_of_local_state(model: nn.Module) -> None:
+    """Only trainable parameters are exchanged; name what else the model holds."""
+    trained = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+    local = sorted(set(model.state_dict()) - trained)
+    if local:
+        names = ", ".join(local[:3]) + (", ..." if len(local) > 3 else "")
+        told = "%d buffers or frozen parameters stay with this learner and are not in the merged model: %s"
+        _log.warning(told, len(local), names)
 
 
 def join(
@@ -76,6 +97,7 @@ def join(
     """
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     check_optimizers(model, optimizers)
+    warn_of_local_state(model)
     tensors = specs_of(model)
     address = address or os.environ.get("ATOLL_ADDRESS") or DEFAULT_ADDRESS
     name = name or os.environ.get("ATOLL_NAME") or default_name()
@@ -106,6 +128,7 @@ class JoinedLearner:
         self._losses = LossSum()
         self._pending: list[Any] = []
         self._end: events.End | None = None
+        self._away = False
         self._client = AgentClient(setup)
         self._pid = os.getpid()
         self._performers: dict[type, Callable[[Any], None]] = {
@@ -174,7 +197,8 @@ class JoinedLearner:
             return True
         self._client.finish()
         if not self._end.ok:
-            raise JoinError(self._end.reason)
+            kind = SyncerLostError if self._end.kind == "syncer lost" else PutOutError
+            raise kind(self._end.reason)
         return False
 
     def close(self, reason: str = "interrupted") -> None:
@@ -283,7 +307,22 @@ class JoinedLearner:
 
     def _feed(self, items: list[Any]) -> None:
         for item in items:
+            self._watch_line(item)
             self._handle(item)
+
+    def _watch_line(self, item: Any) -> None:
+        """Say once that the syncer is away, and once that it is back."""
+        if isinstance(item, events.StreamLost) and not self._away and self._end is None:
+            self._away = True
+            _log.warning(
+                "the syncer at %s does not answer (%s); training goes on alone, progress stands at %.0f%%",
+                self._setup.address,
+                item.reason or "connection closed",
+                100 * self.progress,
+            )
+        elif isinstance(item, events.Heard) and isinstance(item.message, Welcome) and self._away:
+            self._away = False
+            _log.warning("the syncer at %s is back", self._setup.address)
 
     def _handle(self, event: events.LearnerEvent) -> None:
         if self._on_event is not None:
