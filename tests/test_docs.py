@@ -77,3 +77,10 @@ def test_every_kind_of_tape_line_and_every_field_is_documented() -> None:
         section = page.split(f"| `{kind.__name__.lower()}`", 1)[1].split("\n| `", 1)[0]
         for name in kind.__dataclass_fields__:
             assert f"`{name}`" in section or name == "now_ns", f"{kind.__name__}.{name}"
+
+
+def test_no_placeholder_is_left_in_what_people_read() -> None:
+    known = {"HOST", "NAME", "RUN", "PATH", "README", "LICENSE", "LOG", "ARCHITECTURE", "PROTOCOL", "TAPE", "SUMMARY"}
+    text = (ROOT / "README.md").read_text()
+    words = set(re.findall(r"(?<![A-Z_.])[A-Z]{4,}(?:_[A-Z]+)+(?![A-Z_])", text)) - {"ATOLL_TOKEN", "ATOLL_TOKEN_FILE"}
+    assert words - {"ATOLL_ADDRESS", "ATOLL_NAME"} - known == set()
