@@ -171,3 +171,15 @@ def test_goodbye_is_sent_or_given_up_after_a_while() -> None:
 def test_messages_pass_to_the_learner_with_the_time_they_came() -> None:
     pace = Pace(3, 4, 5)
     assert started().handle(ev.FromSyncer(pace), now_ns=9) == [ev.ToLearner(ev.Heard(pace, 9))]
+
+
+def test_reconnect__a_repeated_report_is_never_older_than_what_was_told_since() -> None:
+    """Or the syncer would see counters run backwards and put an honest learner out."""
+    agent = started()
+    agent.handle(ev.FromLearner(Report(Counters(3, 30), Timings())), now_ns=2)
+    later = Announce(1, 0, 8, Version(1, 0), 5, 5, 50, Counters(5, 50), 10)
+    agent.handle(ev.FromLearner(later), now_ns=3)
+    agent.handle(ev.FromSyncer(Fate(0, 1, 8, "missed", "")), now_ns=4)
+    agent.handle(ev.ConnectionLost("cut"), now_ns=5)
+    again = only(agent.handle(ev.Connected(WELCOME), now_ns=6), ev.ToSyncer)
+    assert again == [ev.ToSyncer(Report(Counters(5, 50), Timings()))]

@@ -379,3 +379,16 @@ def test_step_average__a_tiny_first_sample_does_not_hold_it_down() -> None:
         bench.report("a", step)
     assert [m.state for m in bench.written(MemberLine)] == ["ready"]
     assert bench.core.roster.by_name("a").step_ns.get() > 1 * S  # type: ignore[union-attr]
+
+
+def test_reconnect__an_announcement_in_place_of_a_lost_first_report_says_that_the_learner_is_ready() -> None:
+    """After a reconnect announcements come before the report; the first report went down with the old stream."""
+    bench = Bench(learners=2)
+    bench.join("b")
+    bench.hello("a")
+    bench.hello("a", generation=bench.lives["a"].generation)
+    bench.announce("a", 1, 1, steps=2)
+    assert not bench.told("a", Replaced)
+    assert not bench.told("a", Fate)
+    bench.report("a", 2)
+    assert all(member.ready for member in bench.core.roster)

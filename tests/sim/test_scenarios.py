@@ -374,3 +374,30 @@ def test_quorum_counts_ready__participation_is_reported_apart() -> None:
     world.run()
     late = [c for c in world.records(ClosedLine) if c.now_ns > 8 * S and c.slot <= world.config.slots]
     assert all((c.ready, c.live, len(c.participants)) == (3, 4, 3) for c in late)
+
+
+@pytest.mark.parametrize("mode", ["diloco", "streaming"])
+def test_lock_mode__a_stream_that_comes_back_in_mid_step_does_not_begin_a_wait(mode: str) -> None:
+    """The work of a contribution is unsettled when the stream is cut; Welcome comes while a step is being trained."""
+    fragments, overlap = (1, 0) if mode == "diloco" else (8, 2)
+    thin = equal(2, up_bytes_per_s=NEED / 4, latency_ns=20 * MS)
+    for offset in range(0, 4000, 390):
+        world = World(seed=27, learners=thin, mode=mode, fragments=fragments, overlap=overlap, steps=96)
+        world.at(4 * S + offset * MS, lambda w=world: w.agents["l1"].cut_control(cut=True))  # type: ignore[misc]
+        world.at(5 * S + offset * MS, lambda w=world: w.agents["l1"].cut_control(cut=False))  # type: ignore[misc]
+        world.run()
+
+
+@pytest.mark.parametrize("take", ["rebase", "overwrite"])
+def test_link__a_short_cut_of_the_control_stream_costs_no_life(take: str) -> None:
+    """Shorter than the time between two reports: what is told again must not look older than what was heard."""
+    factors = (1, 2, 3)
+    learners = [LearnerSpec(name=f"x{k}", step_ns=100 * MS * k) for k in factors]
+    for offset in range(0, 1800, 130):
+        world = World(seed=28, learners=learners, take=take, steps=60)
+        for k in factors:
+            agent = world.agents[f"x{k}"]
+            world.at((2000 + offset) * MS, lambda a=agent: a.cut_control(cut=True))  # type: ignore[misc]
+            world.at((2050 + offset) * MS, lambda a=agent: a.cut_control(cut=False))  # type: ignore[misc]
+        world.run()
+        assert {e.reason for e in ends(world)} == {"finished"}

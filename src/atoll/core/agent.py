@@ -8,7 +8,7 @@ a reconnect it announces again what has no fate yet, so that nothing hangs on a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll.core.events import (
@@ -39,6 +39,7 @@ from atoll.core.events import (
 )
 from atoll.core.messages import (
     Announce,
+    Counters,
     Declare,
     Fate,
     Heartbeat,
@@ -79,6 +80,8 @@ class Agent:
         self._announced: dict[int, Announce] = {}
         """Per piece, the newest announcement that has no fate; a merged one stays until the next capture."""
         self._report: Report | None = None
+        self._newest: Counters | None = None
+        """Of all that was told: what a repeated report says, since older counters would seem to run backwards."""
         self._declare: Declare | None = None
         self._leave: Leave | None = None
         self._leave_by_ns = 0
@@ -131,7 +134,10 @@ class Agent:
         self._actions.append(ToLearner(Heard(event.welcome, self._now_ns)))
         for announce in sorted(self._announced.values(), key=lambda a: a.seq):
             self._actions.append(ToSyncer(announce))
-        for message in (self._report, self._declare, self._leave):
+        report = self._report
+        if report is not None and self._newest is not None:
+            report = replace(report, counters=self._newest)
+        for message in (report, self._declare, self._leave):
             if message is not None:
                 self._actions.append(ToSyncer(message))
         if self._leave is not None:
@@ -145,6 +151,8 @@ class Agent:
 
     def _on_from_learner(self, event: FromLearner) -> None:
         message = event.message
+        if isinstance(message, Announce | Report):
+            self._newest = message.counters
         if isinstance(message, Announce):
             self._announced[message.piece] = message
             self._uploads.append(_Upload(message.piece, message.seq, message.size_bytes))

@@ -263,12 +263,17 @@ class Roster:
                 sample = min(sample, IDLE_STEPS * member.step_ns.get())
             member.step_ns.add(sample)
         member.reported_steps, member.reported_at_ns = steps, now_ns
-        if not member.adopted:
-            member.adopted = True
-            member.last_advance_ns = now_ns
-            if member.state == "joining":
-                self.move(member, "reported", "first parameters adopted")
+        self.adopt(member)
         return new
+
+    def adopt(self, member: Member) -> None:
+        """It holds its first parameters: its first report says so, or an announcement after a reconnect."""
+        if member.adopted:
+            return
+        member.adopted = True
+        member.last_advance_ns = self._ctx.now_ns
+        if member.state == "joining":
+            self.move(member, "reported", "first parameters adopted")
 
     def idle_after_ns(self, member: Member) -> int:
         """4 of its own steps, but at least 3 heartbeats; while the average is young, at least a lease."""

@@ -371,6 +371,7 @@ class Syncer:
             return
         if not self._hear(member, message.counters):
             return
+        self.roster.adopt(member)
         self.roster.advance(member, message.own_step, waiting=False)
         member.newest_seq[message.piece] = message.seq
         refusal = self._announce_refusal(member, message)
@@ -390,7 +391,7 @@ class Syncer:
             return f"piece {message.piece} has {message.size_bytes} bytes instead of {expected}"
         if message.slot < 1 or self._config.piece_of(message.slot) != message.piece:
             return f"slot {message.slot} does not serve piece {message.piece}"
-        if message.anchor > self.slots.pieces[message.piece].version or not member.adopted:
+        if not self.seeded or message.anchor > self.slots.pieces[message.piece].version:
             return f"it holds version {tuple(message.anchor)} of piece {message.piece}, which was never published"
         if message.piece in member.open:
             return f"it announced piece {message.piece} twice at once"

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from atoll.core.messages import Life
-from atoll.core.records import ClosedLine, FateLine, LifeEndLine, QuorumLine, SlotLine
+from atoll.core.records import ClosedLine, FateLine, LifeEndLine, MemberLine, QuorumLine, SlotLine
 
 if TYPE_CHECKING:
     from atoll.sim.learner import SimLearner
@@ -50,6 +50,8 @@ class Checkers:
                 assert key not in self._seen, f"{key} was merged and then {record.fate}"
                 assert key not in self._fated, f"{key} has two fates"
                 self._fated.add(key)
+            elif isinstance(record, MemberLine):
+                assert not record.reason.startswith("expelled"), f"an honest learner was put out: {record}"
             elif isinstance(record, ClosedLine):
                 assert record.slot not in self._closed_slots, f"slot {record.slot} closed twice"
                 self._closed_slots.add(record.slot)
