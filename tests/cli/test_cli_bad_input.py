@@ -158,7 +158,9 @@ def test_evaluate_and_sample__of_what_is_no_run(here, capsys):
         assert "has no model yet" in refused(capsys, command, "run")
     (here / "run" / "model").mkdir()
     (here / "run" / "model" / "manifest.json").write_text(json.dumps({"fingerprint": "?", "file_hash": "?"}))
-    assert "is none of tiny, small" in refused(capsys, "sample", "run")
+    told = refused(capsys, "sample", "run")
+    assert "is none of tiny, small; load it: model.load_state_dict(" in told
+    assert 'load_file("run/model/model.safetensors")' in told
     (here / "run" / "model" / "manifest.json").write_text("{")
     assert "cannot be read" in refused(capsys, "sample", "run")
 

@@ -35,8 +35,10 @@ def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
     return path
 
 
-def closing_lines(run_dir: Path, summary: Mapping[str, Any]) -> list[str]:
+def closing_lines(run_dir: Path, summary: Mapping[str, Any], view: RunView) -> list[str]:
     """What a person wants to know at the end."""
+    if view.config is None:
+        return ["no learner joined; nothing was trained"]
     tokens, part = summary["tokens"], summary["participation"]
     fragment, learner = part["lowest_fragment"], part["lowest_learner"]
     lives = sum(summary["lives"].values()) - len(summary["lives"])
@@ -44,13 +46,16 @@ def closing_lines(run_dir: Path, summary: Mapping[str, Any]) -> list[str]:
     shares = ", ".join(
         f"{name} {percent(tokens[name], tokens['computed'])}" for name in ("merged", "overwritten", "lost", "pending")
     )
+    ended = "over" if summary["phase"] == "over" else f"in phase {summary['phase']}"
+    if view.stopped:
+        ended = f"stopped early: {summary['slots']} of {view.config.slots} slots"
     length = f"{summary['slots']} slots, {summary['steps']} steps, {summary['wall_s']:.1f} s"
     training, merging = percent(summary["training_uptime"], 1), percent(summary["merge_uptime"], 1)
     model = run_dir / "model" / "model.safetensors"
     return [
         "",
         f"run          {summary['run_id']}, {summary['mode']}, {summary['learners']} learners, seed {summary['seed']}",
-        f"length       {length} ({summary['phase']})",
+        f"length       {length} ({ended})",
         f"tokens       {tokens['computed']:,} computed at {number(summary['tokens_per_s'], ',.0f')} tokens/s",
         f"their work   {shares}",
         f"taking part  {number(part['mean'], '.3f')} of the ready; lowest fragment {fragment['fragment']} "

@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     outcome = LocalRun(plan, say=warn if options.quiet else say, on_record=on_record).run()
     extra: dict[str, Any] = {"model": options.model, "data": list(options.data), "exit": outcome.reason}
     summary = close_run(plan.run_dir, console.view, plan.corpus, plan.learners[0].preset().length, extra)
-    for line in closing_lines(plan.run_dir, summary):
+    for line in closing_lines(plan.run_dir, summary, console.view):
         say(line)
     if outcome.code == 1:
         warn(outcome.reason)

@@ -141,6 +141,8 @@ class RunView:
         self.config: RunConfig | None = None
         self.phase = "waiting"
         self.end_reason = ""
+        self.stopped = False
+        """It was ended before all its slots were done."""
         self.first_ns: int | None = None
         self.last_ns: int | None = None
         self.first_report_ns: int | None = None
@@ -312,6 +314,7 @@ class RunView:
     def _on_phase(self, line: PhaseLine) -> None:
         self.phase = line.phase
         self.end_reason = line.reason
+        self.stopped |= line.phase in ("draining", "over") and line.reason.startswith("stopped")
         if line.phase == "draining":
             self.drain_ns, self.slots_last = line.now_ns, line.slot
 
