@@ -9,6 +9,7 @@ from typing import Any
 
 from atoll.recipes.data import Corpus
 from atoll.store.files import write_atomic
+from atoll.watch.lines import count
 from atoll.watch.summary import summarise
 from atoll.watch.view import RunView
 
@@ -42,6 +43,7 @@ def closing_lines(run_dir: Path, summary: Mapping[str, Any], view: RunView) -> l
     tokens, part = summary["tokens"], summary["participation"]
     fragment, learner = part["lowest_fragment"], part["lowest_learner"]
     lives = sum(summary["lives"].values()) - len(summary["lives"])
+    learners = count(view.learners, "learner")
     blocked = ", ".join(f"{cause} {spent:.2f}" for cause, spent in summary["blocked_s"].items())
     shares = ", ".join(
         f"{name} {percent(tokens[name], tokens['computed'])}" for name in ("merged", "overwritten", "lost", "pending")
@@ -54,14 +56,14 @@ def closing_lines(run_dir: Path, summary: Mapping[str, Any], view: RunView) -> l
     model = run_dir / "model" / "model.safetensors"
     return [
         "",
-        f"run          {summary['run_id']}, {summary['mode']}, {summary['learners']} learners, seed {summary['seed']}",
+        f"run          {summary['run_id']}, {summary['mode']}, {learners}, seed {summary['seed']}",
         f"length       {length} ({ended})",
         f"tokens       {tokens['computed']:,} computed at {number(summary['tokens_per_s'], ',.0f')} tokens/s",
         f"their work   {shares}",
         f"taking part  {number(part['mean'], '.3f')} of the ready; lowest fragment {fragment['fragment']} "
         f"{number(fragment['value'], '.3f')}, lowest learner {learner['learner']} {number(learner['value'], '.3f')}",
         f"blocked      {blocked} s; longest step() {1000 * summary['step_max_s']:.1f} ms",
-        f"uptime       training {training}, merging {merging}; {lives} restarts",
+        f"uptime       training {training}, merging {merging}; {count(lives, 'restart')}",
         f"loss         {number(summary['eval_loss'], '.4f')} held-out, {number(summary['train_loss'], '.4f')} training "
         "(nats per byte)",
         f"model        {model if model.exists() else 'none'}",

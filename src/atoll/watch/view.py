@@ -217,6 +217,12 @@ class RunView:
         """Merged token-pieces so far."""
         return sum(sum(life.merged) for life in self.lives.values())
 
+    @property
+    def learners(self) -> int:
+        """Seen so far, by name; not fewer than were expected."""
+        expected = self.config.learners if self.config is not None else 0
+        return max(expected, len({name for name, _ in self.lives}))
+
     def ready(self) -> list[str]:
         """Names of the learners that are ready now."""
         return sorted(name for (name, _), life in self.lives.items() if life.state == "ready")
