@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from atoll.cli.learner import Progress
 from atoll.cli.main import main
 
 TEXT = "the quick brown fox jumps over the lazy dog, and the dog does not mind it at all\n"
@@ -91,8 +92,11 @@ def test_by_hand__a_learner_that_diverges_stops_with_status_3_and_the_run_goes_o
     assert syncer.returncode == 130, err
     assert re.search(r"\(stopped early: \d+ of 100000 slots\)", out)
     assert "held-out loss: atoll evaluate run" in out
-    good.communicate(timeout=30)
+    out, _ = good.communicate(timeout=30)
     assert good.returncode == 0
+    assert out.splitlines()[0].startswith("learner good: looking for a syncer at ")
+    assert out.splitlines()[0].endswith(" for up to 60 s")
+    assert re.fullmatch(r"  0% of the run  1 own step  loss \d\.\d+", out.splitlines()[1])
     summary = json.loads((where / "run" / "summary.json").read_text())
     assert summary["train_loss"] < 5
     assert summary["exit"] == "stopped by a signal"
@@ -101,6 +105,18 @@ def test_by_hand__a_learner_that_diverges_stops_with_status_3_and_the_run_goes_o
     assert main(["evaluate", "run", "--data", "text.txt"]) == 0
     assert float(re.search(r"tiny: (\S+) nats", capsys.readouterr().out).group(1)) < 5
     assert {path.name.split("-")[0] for path in (where / "runs").glob("*/steps/*")} == {"good", "bad"}
+
+
+def test_learner__tells_every_tenth_and_every_half_minute():
+    now = [0.0]
+    progress = Progress(clock=lambda: now[0])
+    said = []
+    for step in range(1, 101):
+        now[0] += 1.0
+        said.append(progress.line(min(step, 50) / 100, step, 2.0))
+    steps = [step for step, line in enumerate(said, 1) if line is not None]
+    assert steps == [1, 10, 20, 30, 40, 50, 80]
+    assert said[9] == " 10% of the run  10 own steps  loss 2.000"
 
 
 def test_syncer__stopped_before_anybody_came_says_so(tmp_path):
