@@ -5,6 +5,7 @@ Runs `atoll train` as a user would and kills with a signal that cannot be caught
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ KILL_AT_SLOT = STEPS * FRAGMENTS // INTERVAL // 3
 VICTIM = "l2"
 PROMPT = "def read_"
 POLL_S = 0.2
+EXIT_BAD_INPUT = 2
 
 
 def closed_slot(tape: Path) -> int:
@@ -45,12 +47,25 @@ def kill_when_due(run: Path, train: subprocess.Popen[bytes]) -> None:
         time.sleep(POLL_S)
 
 
+def clear(run: Path) -> bool:
+    """Make room: only an earlier run is deleted. False where something else is there."""
+    if not os.path.lexists(run):
+        return True
+    if run.is_symlink() or not all((run / name).is_file() for name in ("run.toml", "tape.jsonl")):
+        return False
+    shutil.rmtree(run)
+    return True
+
+
 def main(run: Path) -> int:
-    """0 when the run finished and there is a sample."""
-    shutil.rmtree(run, ignore_errors=True)
+    """0 when the run finished and there is a sample; 2 where `run` is in use for something else."""
+    if not clear(run):
+        print(f"demo: {str(run)!r} is there and holds no run of Atoll; give another directory", file=sys.stderr)
+        return EXIT_BAD_INPUT
     atoll = [sys.executable, "-m", "atoll"]
     options = ["--learners", "4", "--steps", str(STEPS), "--slow", "l4=2", "--keep-contributions", "--run", str(run)]
     started = time.monotonic()
+    print("--- demo: this takes about two minutes", flush=True)
     print(f"--- demo: atoll train {' '.join(options)}", flush=True)
     train = subprocess.Popen([*atoll, "train", *options])
     try:
@@ -67,4 +82,8 @@ def main(run: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/demo")))
+    parser = argparse.ArgumentParser(description="Four learners, one slow, one killed and back. About two minutes.")
+    parser.add_argument(
+        "run", nargs="?", type=Path, default=Path("runs/demo"), help="directory of the run; an earlier run is replaced"
+    )
+    sys.exit(main(parser.parse_args().run))

@@ -81,7 +81,9 @@ TRAIN = [
     (["--data", "folder"], "data 'folder' holds no text"),
     (["--data", "binary.txt"], "data 'binary.txt' is not UTF-8 text"),
     (["--data", "short.txt"], "give more text, fewer learners or a smaller length"),
-    (["--steps", "many"], "'many'"),
+    (["--steps", "many"], "steps='many' must be a whole number, written in digits; `atoll train --help`"),
+    (["--tokens", "1e6"], "atoll: tokens='1e6' must be a whole number, written in digits; `atoll train --help`"),
+    (["--outer-lr", "x"], "atoll: outer_lr='x' must be a number; `atoll train --help`"),
     (["--frobnicate"], "Unrecognized options: --frobnicate"),
 ]
 
@@ -125,7 +127,7 @@ def test_syncer__bad_input(here, capsys):
     assert "steps=0" in refused(capsys, "syncer", "--run", "run", "--steps", "0")
     init = ["--init", "no.safetensors", "--listen", "127.0.0.1:0"]
     assert "init file" in refused(capsys, "syncer", "--run", "run", *init)
-    assert "--run" in refused(capsys, "syncer")
+    assert refused(capsys, "syncer").startswith("atoll: --run is missing: directory of the run, new or empty; `atoll")
     assert not (here / "run").exists()
 
 
@@ -152,13 +154,17 @@ def test_learner__no_syncer_at_the_address_is_bounded_and_named(here, capsys):
 
 def test_evaluate_and_sample__of_what_is_no_run(here, capsys):
     (here / "run").mkdir()
+    for command in ("evaluate", "sample"):
+        assert refused(capsys, command).startswith("atoll: a path is missing: directory of the run; `atoll")
     assert "holds no run: run.toml is missing" in refused(capsys, "evaluate", "run")
     (here / "run" / "run.toml").write_text('run_id = "r"\n')
     for command in ("evaluate", "sample"):
         assert "has no model yet" in refused(capsys, command, "run")
     (here / "run" / "model").mkdir()
     (here / "run" / "model" / "manifest.json").write_text(json.dumps({"fingerprint": "?", "file_hash": "?"}))
-    assert "is none of tiny, small" in refused(capsys, "sample", "run")
+    told = refused(capsys, "sample", "run")
+    assert "is none of tiny, small; load it: model.load_state_dict(" in told
+    assert 'load_file("run/model/model.safetensors")' in told
     (here / "run" / "model" / "manifest.json").write_text("{")
     assert "cannot be read" in refused(capsys, "sample", "run")
 

@@ -206,8 +206,11 @@ def test_console__one_line_per_interval_and_what_happens_to_members():
     said = [line for record in tape() for line in console.feed(record)]
     intervals = [line for line in said if "slot" in line and "%" in line[:5]]
     assert len(intervals) == 2
-    assert intervals[0].startswith(" 50%  slot 2/4  loss 3.333  150 tokens/s  ready 2/2  participation 75%  merged 67%")
-    assert "learner a is ready" in said
+    assert intervals[0].startswith(" 50%  slot 2/4  loss 3.333  150 tokens/s  ready 2 of 2  participation 75%  merged")
+    assert intervals[0].endswith("  merged 67%  grace 0 ms, merge 0 ms")
+    assert "learner a is ready; waiting for 1 more learner" in said
+    assert "learner b is ready" in said
+    assert "slots begin with 2 learners ready" in said
     assert any("b is idle (no step)" in line for line in said)
     assert any("last slot, 4, has closed" in line for line in said)
 
@@ -220,7 +223,39 @@ def test_console__a_lost_learner_and_its_return_are_said():
     assert lost == ["learner b is lost (stream closed)"]
     over = LifeEndLine(3 * SECOND, "b", B, "replaced", 1, 100, 1.0, (0, 100), (0, 0), (100, 0), (), 0, 0, 0)
     assert console.feed(over) == [
-        "learner b: this life ends (replaced) after 1 steps; 50 of its 100 tokens are lost"
+        "learner b did 1 step in this life (replaced); 50 of its 100 tokens are lost"
     ]
     assert console.feed(ready(4, "b", 3)) == ["learner b is back"]
     assert console.feed(NoticeLine(4 * SECOND, "look")) == ["notice: look"]
+
+
+def test_console__a_life_that_ends_is_said_at_once_and_that_nobody_is_left():
+    console = ConsoleLines()
+    for record in list(tape())[:9]:
+        console.feed(record)
+    left = MemberLine(3 * SECOND, "a", A, "ready", "ended", "interrupted: KeyboardInterrupt")
+    assert console.feed(left) == ["learner a has left (interrupted: KeyboardInterrupt)"]
+    assert console.feed(MemberLine(4 * SECOND, "b", B, "ready", "away", "silent")) == [
+        "learner b is lost (silent)",
+        "no learner is left; waiting for one to join",
+    ]
+    assert console.feed(MemberLine(5 * SECOND, "b", B, "away", "ended", "lease")) == ["learner b has left (lease)"]
+
+
+def test_console__learners_that_nobody_expected_count_and_an_empty_interval_has_no_loss():
+    config = RunConfig(run_id="r", steps=2, fragments=1, interval=1, learners=1)
+    console = ConsoleLines()
+    lines = [
+        RunLine(1, 0, "now", config.to_dict(), "f", (30,), {}, ()),
+        ready(1, "a", A),
+        StartLine(1 * SECOND, ("a",), "all expected learners are ready"),
+        PhaseLine(1 * SECOND, "running", 0, "all"),
+        ready(1, "b", B),
+        closed(2, 1, 0, 2),
+        SlotLine(2 * SECOND, 1, 0, (0, 0), (0, 0), (), "", "", "", 0.0, 0, 0),
+    ]
+    said = [line for record in lines for line in console.feed(record)]
+    assert "slots begin with 1 learner ready" in said
+    assert said[-1] == (
+        " 50%  slot 1/2  no new steps  ready 2 of 2  participation 0%  merged 0%  grace 0 ms, merge 0 ms"
+    )

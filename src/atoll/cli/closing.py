@@ -9,6 +9,7 @@ from typing import Any
 
 from atoll.recipes.data import Corpus
 from atoll.store.files import write_atomic
+from atoll.watch.lines import count
 from atoll.watch.summary import summarise
 from atoll.watch.view import RunView
 
@@ -35,28 +36,34 @@ def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
     return path
 
 
-def closing_lines(run_dir: Path, summary: Mapping[str, Any]) -> list[str]:
+def closing_lines(run_dir: Path, summary: Mapping[str, Any], view: RunView) -> list[str]:
     """What a person wants to know at the end."""
+    if view.config is None:
+        return ["no learner joined; nothing was trained"]
     tokens, part = summary["tokens"], summary["participation"]
     fragment, learner = part["lowest_fragment"], part["lowest_learner"]
     lives = sum(summary["lives"].values()) - len(summary["lives"])
+    learners = count(view.learners, "learner")
     blocked = ", ".join(f"{cause} {spent:.2f}" for cause, spent in summary["blocked_s"].items())
     shares = ", ".join(
         f"{name} {percent(tokens[name], tokens['computed'])}" for name in ("merged", "overwritten", "lost", "pending")
     )
+    ended = "over" if summary["phase"] == "over" else f"in phase {summary['phase']}"
+    if view.stopped:
+        ended = f"stopped early: {summary['slots']} of {view.config.slots} slots"
     length = f"{summary['slots']} slots, {summary['steps']} steps, {summary['wall_s']:.1f} s"
     training, merging = percent(summary["training_uptime"], 1), percent(summary["merge_uptime"], 1)
     model = run_dir / "model" / "model.safetensors"
     return [
         "",
-        f"run          {summary['run_id']}, {summary['mode']}, {summary['learners']} learners, seed {summary['seed']}",
-        f"length       {length} ({summary['phase']})",
+        f"run          {summary['run_id']}, {summary['mode']}, {learners}, seed {summary['seed']}",
+        f"length       {length} ({ended})",
         f"tokens       {tokens['computed']:,} computed at {number(summary['tokens_per_s'], ',.0f')} tokens/s",
         f"their work   {shares}",
         f"taking part  {number(part['mean'], '.3f')} of the ready; lowest fragment {fragment['fragment']} "
         f"{number(fragment['value'], '.3f')}, lowest learner {learner['learner']} {number(learner['value'], '.3f')}",
         f"blocked      {blocked} s; longest step() {1000 * summary['step_max_s']:.1f} ms",
-        f"uptime       training {training}, merging {merging}; {lives} restarts",
+        f"uptime       training {training}, merging {merging}; {count(lives, 'restart')}",
         f"loss         {number(summary['eval_loss'], '.4f')} held-out, {number(summary['train_loss'], '.4f')} training "
         "(nats per byte)",
         f"model        {model if model.exists() else 'none'}",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.cli.parse import parse
+
+LINE_EVERY_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,28 @@ class LearnerCommand:
     """How long to look for the syncer and its parameters."""
 
 
+class Progress:
+    """A line every tenth of the run, and at the latest every 30 s."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._tenth: int | None = None
+        self._said_s = clock()
+
+    def line(self, progress: float, steps: int, loss: float) -> str | None:
+        """What to print after this step, if anything. The first step tells that training has begun."""
+        tenth, now_s = int(10 * progress), self._clock()
+        if tenth == self._tenth and now_s - self._said_s < LINE_EVERY_S:
+            return None
+        self._tenth, self._said_s = tenth, now_s
+        return f"{100 * progress:3.0f}% of the run  {steps:,} own step{'' if steps == 1 else 's'}  loss {loss:.3f}"
+
+    def report(self, progress: float, steps: int, loss: float) -> None:
+        line = self.line(progress, steps, loss)
+        if line is not None:
+            print(line, flush=True)
+
+
 def main(argv: Sequence[str]) -> int:
     """0 when the run is over."""
     options = parse(LearnerCommand, "learner", argv)
@@ -71,10 +96,15 @@ def main(argv: Sequence[str]) -> int:
         slow=options.slow_factor,
         threads=options.threads,
     )
-    print(f"learner {name} joins {options.address}", flush=True)
+    wait = f"up to {options.timeout_s:g} s"
+    print(f"learner {name}: looking for a syncer at {options.address} for {wait}", flush=True)
     try:
         result = train(
-            config, address=options.address, bulk_address=options.bulk_address, timeout_s=options.timeout_s
+            config,
+            report=Progress().report,
+            address=options.address,
+            bulk_address=options.bulk_address,
+            timeout_s=options.timeout_s,
         )
     except RunOverError:
         print("the run is over already")

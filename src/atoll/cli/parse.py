@@ -14,6 +14,10 @@ from atoll.errors import ConfigError
 
 Options = TypeVar("Options")
 FRAME = re.compile(r"^[│|╭╰─\s]+|[│|╮╯─\s]+$")
+BAD_VALUE = re.compile(r"Error parsing --(\S+): .*?'([^']*)'.* Argument helptext: --\S+ (?:\{None\}\|)?(INT|FLOAT) ")
+FROM_LIST = re.compile(r"instantiated from \['([^']*)'\]")
+KINDS = {"INT": "a whole number, written in digits", "FLOAT": "a number"}
+MISSING = re.compile(r"Missing from atoll [a-z ]+: (?:(--\S+) )?PATH (.*?)\.? \(required\)")
 CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -33,4 +37,12 @@ def one_line(text: str) -> str:
     """What tyro draws in a frame, as one line."""
     lines = [FRAME.sub("", CODES.sub("", line)) for line in text.splitlines()]
     kept = [line for line in lines if line and not line.endswith("options") and "--help" not in line]
-    return " ".join(kept) or "the command line is wrong"
+    text = " ".join(kept)
+    bad, missing = BAD_VALUE.search(text), MISSING.search(text)
+    if bad is not None:
+        listed = FROM_LIST.search(text)
+        value = listed[1] if listed else bad[2]
+        return f"{bad[1].replace('-', '_')}={value!r} must be {KINDS[bad[3]]}"
+    if missing is not None:
+        return f"{missing[1] or 'a path'} is missing: {missing[2][:1].lower()}{missing[2][1:]}"
+    return text or "the command line is wrong"

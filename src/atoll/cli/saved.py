@@ -80,4 +80,18 @@ def _model_of(wanted: str, run: Path) -> str:
     for name in MODELS:
         if fingerprint(specs_of(build_model(name, 0))) == wanted:
             return name
-    raise RunError(f"the model of run {os.fspath(run)!r} is none of {', '.join(MODELS)}; load it in your own script")
+    raise RunError(f"the model of run {os.fspath(run)!r} is none of {', '.join(MODELS)}; {how_to_load(run)}")
+
+
+def how_to_load(run: Path) -> str:
+    """For a model that only its user can build."""
+    return f'load it: model.load_state_dict(safetensors.torch.load_file("{run}/model/model.safetensors"))'
+
+
+def next_step(run: Path) -> str | None:
+    """What to do with a run's model; None where it has none."""
+    try:
+        _model_of(str(_manifest(run).get("fingerprint")), run)
+    except RunError:
+        return how_to_load(run) if (run / "model" / "model.safetensors").exists() else None
+    return f"held-out loss: atoll evaluate {run}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from pathlib import Path
 
 from atoll.cli.parse import parse
 from atoll.launch.plan import Method
+
+EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,7 @@ class SyncerCommand(Method):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status of the syncer."""
+    """0 when the run is over, 130 when a signal ended it early."""
     options = parse(SyncerCommand, "syncer", argv)
     from atoll.errors import ConfigError
     from atoll.launch.plan import check_port, check_run_dir, listen_address, method_settings, new_run_id
@@ -56,17 +59,21 @@ def main(argv: Sequence[str]) -> int:
 def serve_run(options: SyncerCommand, settings: dict[str, str | int | float], host: str, port: int) -> int:
     """Serve to the end, show lines, write summary.json."""
     from atoll.cli.closing import close_run, closing_lines
+    from atoll.cli.saved import next_step
     from atoll.core.records import NoticeLine, Record
     from atoll.runtime.syncer import Listening, SyncerOptions, serve
     from atoll.watch.lines import ConsoleLines
-    from atoll.wire.channel import format_address
+    from atoll.wire.channel import format_address, load_token
 
     console = ConsoleLines()
 
     def on_listening(where: Listening) -> None:
-        shown = "THIS-HOST" if where.host in ("0.0.0.0", "::") else where.host
+        shown = socket.gethostname() if where.host in ("0.0.0.0", "::") else where.host
+        same = ", with the same ATOLL_TOKEN" if load_token() else ""
         print(f"syncer of run {where.run_id} listens at {format_address(where.host, where.port)}")
-        print(f"in another terminal:  atoll learner --address {format_address(shown, where.port)}", flush=True)
+        print(f"in another terminal{same}:  atoll learner --address {format_address(shown, where.port)}", flush=True)
+        if shown not in ("127.0.0.1", "::1", "localhost"):
+            print(f"ports {where.port} and {where.bulk_port} must be open for learners on other machines", flush=True)
 
     def on_record(record: Record) -> None:
         for line in console.feed(record):
@@ -90,8 +97,11 @@ def serve_run(options: SyncerCommand, settings: dict[str, str | int | float], ho
             on_notice=on_notice,
         )
     )
-    summary = close_run(options.run, console.view, None, 0, {"exit": "finished" if code == 0 else "stopped"})
-    for line in closing_lines(options.run, summary):
+    stopped = console.view.stopped or code == EXIT_INTERRUPTED
+    summary = close_run(options.run, console.view, None, 0, {"exit": "stopped by a signal" if stopped else "finished"})
+    for line in closing_lines(options.run, summary, console.view):
         print(line)
-    print(f"held-out loss: atoll evaluate {options.run}", flush=True)
-    return code
+    hint = next_step(options.run)
+    if hint is not None:
+        print(hint, flush=True)
+    return EXIT_INTERRUPTED if stopped else code

@@ -48,15 +48,16 @@ def main(argv: Sequence[str]) -> int:
     def on_record(record: Record) -> None:
         for line in console.feed(record):
             if isinstance(record, NoticeLine):
-                warn(line)
+                if record.text not in plan.notes:  # those were said before the start
+                    warn(line)
             elif not options.quiet:
                 say(line)
 
     outcome = LocalRun(plan, say=warn if options.quiet else say, on_record=on_record).run()
     extra: dict[str, Any] = {"model": options.model, "data": list(options.data), "exit": outcome.reason}
     summary = close_run(plan.run_dir, console.view, plan.corpus, plan.learners[0].preset().length, extra)
-    for line in closing_lines(plan.run_dir, summary):
+    for line in closing_lines(plan.run_dir, summary, console.view):
         say(line)
-    if outcome.code == 1:
+    if outcome.code == 1 or outcome.reason.startswith("killed"):
         warn(outcome.reason)
     return outcome.code

@@ -40,6 +40,7 @@ from atoll.recipes.loop import TrainConfig
 from atoll.store.files import write_atomic
 from atoll.store.rundir import open_rundir, to_toml
 from atoll.store.tape import read_tape
+from atoll.watch.lines import count
 from atoll.wire.channel import check_listening, format_address, load_token
 
 POLL_S = 0.1
@@ -138,7 +139,7 @@ def prepare(options: LocalOptions, environ: Mapping[str, str] = os.environ) -> P
     check_port("listen port", host, port)
     notes = [balance_warning(layout)]
     if config.whole_steps != config.steps:
-        notes.append(f"steps={config.steps} is rounded up to {config.whole_steps}: whole slots of {config.slot_steps}")
+        notes.append(f"steps={config.steps} is rounded up to {config.whole_steps}, whole slots")
     if options.threads is not None and options.threads * options.learners > len(cores):
         notes.append(f"{options.learners} learners with {options.threads} threads share {len(cores)} cores")
     return Plan(
@@ -232,7 +233,8 @@ class LocalRun:
             self._child(train.name, learner_spec(train, share, address, plan.config.run_id), threads=share.threads)
             self._children[train.name].start()
         self._pids_changed()
-        self._say(f"run {plan.config.run_id} in {plan.run_dir}: syncer at {address}, {len(plan.learners)} learners")
+        learners = count(len(plan.learners), "learner")
+        self._say(f"run {plan.config.run_id} in {plan.run_dir}: syncer at {address}, {learners}")
 
     def _child(self, name: str, spec: Mapping[str, Any], *, threads: int) -> Child:
         environ = thread_environment(threads, os.environ)

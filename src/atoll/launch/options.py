@@ -14,6 +14,9 @@ class LocalOptions(Method):
 
     learners: int = 4
     """M: training processes, named l1 to lM."""
+    fragments: int | None = None
+    """P: parts of the model, merged in turn; default: 8 for tiny where that divides the interval, else the largest
+    number that divides it and splits the model evenly; 1 for diloco."""
     steps: int | None = None
     """Steps of each learner (at even speed); default 300. Rounded up to whole slots of interval/fragments."""
     tokens: int | None = None

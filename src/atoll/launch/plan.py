@@ -30,7 +30,8 @@ class Method:
     quorum: int | None = None
     """K: learners that a merge needs, 1 to the number of learners; default: half of the ready ones, rounded up."""
     fragments: int | None = None
-    """P: parts of the model, merged in turn; default 8 for tiny, else the largest even number; 1 for diloco."""
+    """P: parts of the model, merged in turn; default: the largest number that divides the interval and splits the model
+    evenly; 1 for diloco."""
     interval: int | None = None
     """H: steps between two merges of the same part, a multiple of P; default 24."""
     overlap: int | None = None

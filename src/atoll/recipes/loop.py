@@ -132,8 +132,17 @@ class TrainResult:
     model: nn.Module
 
 
-def train(config: TrainConfig, *, join: Callable[..., Learner] | None = None, **options: Any) -> TrainResult:
-    """Train until the run is over. `options` go to `atoll.join` (address and so on)."""
+def train(
+    config: TrainConfig,
+    *,
+    join: Callable[..., Learner] | None = None,
+    report: Callable[[float, int, float], None] | None = None,
+    **options: Any,
+) -> TrainResult:
+    """Train until the run is over. `options` go to `atoll.join` (address and so on).
+
+    report: called after every step with the run's progress (0 to 1), own steps and loss.
+    """
     torch.set_num_threads(config.threads)
     preset = config.preset()
     corpus = load_corpus(*config.data)
@@ -152,7 +161,10 @@ def train(config: TrainConfig, *, join: Callable[..., Learner] | None = None, **
             loss = train_step(model, optimizer, inputs, targets, clip=config.clip, who=who)
             time.sleep((config.slow - 1) * (time.perf_counter() - started))
             write_step(log, step=steps, tokens=tokens, loss=loss)
-            if not learner.step(tokens=tokens, loss=loss):  # publishes, applies what arrived; never waits
+            going_on = learner.step(tokens=tokens, loss=loss)  # publishes, applies what arrived; never waits
+            if report is not None:
+                report(learner.progress, steps, loss)
+            if not going_on:
                 break
     return TrainResult(steps=steps, tokens=steps * tokens, loss=loss, model=model)
 

@@ -18,6 +18,16 @@ from atoll.core.records import (
 from atoll.watch.view import RunView, Settled
 
 GOOD_ENDS = ("finished", "finish")
+PRESENT = ("joining", "ready", "idle")
+LEGEND = (
+    "(loss: mean since the line before; participation: merged of the ready learners; merged: of all tokens so far; "
+    "grace: wait for slower learners; merge: from closed to published)"
+)
+
+
+def count(number: int, what: str) -> str:
+    """`1 learner`, `2 learners`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 @dataclass(slots=True)
@@ -37,6 +47,7 @@ class ConsoleLines:
         self._mark: Mark | None = None
         self._settled: list[Settled] = []
         self._seen: set[str] = set()
+        self._alone = False
 
     def feed(self, line: Record | Mapping[str, Any]) -> list[str]:
         """Fold one tape line into the view; zero or more lines for people."""
@@ -62,7 +73,9 @@ class ConsoleLines:
             return [f"version 0 of the model comes from {record.source}"]
         if isinstance(record, StartLine):
             self._mark = Mark(record.now_ns, self.view.tokens, self.view.loss_sum)
-            return [f"slots begin with {len(record.ready)} learners ready ({record.reason})"]
+            ready, expected = len(record.ready), self.view.config.learners if self.view.config else 0
+            few = f" of {expected} ({record.reason})" if ready < expected else ""
+            return [f"slots begin with {count(ready, 'learner')} ready{few}", LEGEND]
         if isinstance(record, PhaseLine):
             return self._phase(record)
         return []
@@ -73,11 +86,24 @@ class ConsoleLines:
         return []
 
     def _member(self, record: MemberLine) -> list[str]:
+        out = self._member_line(record)
+        nobody = not any(life.state in PRESENT for life in self.view.lives.values())
+        if nobody and not self._alone and self.view.phase == "running":
+            out.append("no learner is left; waiting for one to join")
+        self._alone = nobody
+        return out
+
+    def _missing(self) -> str:
+        missing = self.view.config.learners - len(self.view.ready()) if self.view.config else 0
+        waits = self.view.phase == "waiting" and missing > 0
+        return f"; waiting for {count(missing, 'more learner')}" if waits else ""
+
+    def _member_line(self, record: MemberLine) -> list[str]:
         name = record.name
         if record.state == "ready" and record.before == "joining":
             back = name in self._seen
             self._seen.add(name)
-            return [f"learner {name} is {'back' if back else 'ready'}"]
+            return [f"learner {name} is {'back' if back else 'ready'}{self._missing()}"]
         if self.view.phase not in ("waiting", "running"):
             return []
         if record.state == "away":
@@ -86,6 +112,8 @@ class ConsoleLines:
             return [f"learner {name} is idle ({record.reason})"]
         if record.state == "ready":
             return [f"learner {name} is back ({record.reason})"]
+        if record.state == "ended" and record.reason not in GOOD_ENDS:
+            return [f"learner {name} has left ({record.reason}){self._missing()}"]
         return []
 
     def _life_end(self, record: LifeEndLine) -> list[str]:
@@ -93,7 +121,7 @@ class ConsoleLines:
             return []
         lost = sum(record.lost) / max(1, len(record.lost))
         return [
-            f"learner {record.name}: this life ends ({record.reason}) after {record.steps} steps; "
+            f"learner {record.name} did {count(record.steps, 'step')} in this life ({record.reason}); "
             f"{lost:,.0f} of its {record.tokens:,} tokens are lost"
         ]
 
@@ -103,21 +131,23 @@ class ConsoleLines:
         self._mark = Mark(now_ns, view.tokens, view.loss_sum)
         assert view.config is not None
         new = view.tokens - mark.tokens if mark else 0
-        loss = f"{(view.loss_sum - mark.loss_sum) / new:.3f}" if mark and new else "-"
-        speed = new / max(1, now_ns - mark.now_ns) * 1e9 if mark else 0.0
+        work = "no new steps"
+        if mark and new:
+            speed = new / max(1, now_ns - mark.now_ns) * 1e9
+            work = f"loss {(view.loss_sum - mark.loss_sum) / new:.3f}  {speed:,.0f} tokens/s"
         shares = [slot.share for slot in slots if slot.share is not None]
-        part = f"{100 * sum(shares) / len(shares):.0f}%" if shares else "-"
-        kept = view.merged_pieces / max(1, view.pieces * view.tokens)
+        part = f"{100 * sum(shares) / len(shares):.0f}%" if shares else "none"
+        kept = min(1.0, view.merged_pieces / max(1, view.pieces * view.tokens))  # merges may be heard before reports
         last, total = slots[-1].slot, view.config.slots
         waits = ", ".join(
-            f"{name} {sum(values) / len(values) / 1e6:.0f}"
+            f"{name} {sum(values) / len(values) / 1e6:.0f} ms"
             for name, values in (
                 ("grace", [slot.grace_ns for slot in slots]),
                 ("merge", [slot.sync_ns for slot in slots]),
             )
         )
-        ready = f"{len(view.ready())}/{view.config.learners}"
+        ready = f"{len(view.ready())} of {view.learners}"
         return (
-            f"{100 * last / total:3.0f}%  slot {last}/{total}  loss {loss}  {speed:,.0f} tokens/s  ready {ready}  "
-            f"participation {part}  merged {100 * kept:.0f}%  waits {waits} ms"
+            f"{100 * last / total:3.0f}%  slot {last}/{total}  {work}  ready {ready}  "
+            f"participation {part}  merged {100 * kept:.0f}%  {waits}"
         )

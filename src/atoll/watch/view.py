@@ -141,6 +141,8 @@ class RunView:
         self.config: RunConfig | None = None
         self.phase = "waiting"
         self.end_reason = ""
+        self.stopped = False
+        """It was ended before all its slots were done."""
         self.first_ns: int | None = None
         self.last_ns: int | None = None
         self.first_report_ns: int | None = None
@@ -214,6 +216,12 @@ class RunView:
     def merged_pieces(self) -> int:
         """Merged token-pieces so far."""
         return sum(sum(life.merged) for life in self.lives.values())
+
+    @property
+    def learners(self) -> int:
+        """Seen so far, by name; not fewer than were expected."""
+        expected = self.config.learners if self.config is not None else 0
+        return max(expected, len({name for name, _ in self.lives}))
 
     def ready(self) -> list[str]:
         """Names of the learners that are ready now."""
@@ -312,6 +320,7 @@ class RunView:
     def _on_phase(self, line: PhaseLine) -> None:
         self.phase = line.phase
         self.end_reason = line.reason
+        self.stopped |= line.phase in ("draining", "over") and line.reason.startswith("stopped")
         if line.phase == "draining":
             self.drain_ns, self.slots_last = line.now_ns, line.slot
 
