@@ -401,3 +401,18 @@ def test_link__a_short_cut_of_the_control_stream_costs_no_life(take: str) -> Non
             world.at((2050 + offset) * MS, lambda a=agent: a.cut_control(cut=False))  # type: ignore[misc]
         world.run()
         assert {e.reason for e in ends(world)} == {"finished"}
+
+
+def test_streaming__updates_that_are_held_back_leave_a_place_for_the_one_that_is_awaited() -> None:
+    """overlap = 7 slots: as many updates may be held back at once; with 4 places the awaited one never came."""
+    far = {"jitter": 0.5, "latency_ns": 300 * MS, "up_bytes_per_s": 500_000}
+    learners = [
+        LearnerSpec(name="l0", **far),  # type: ignore[arg-type]
+        LearnerSpec(name="l1", step_ns=300 * MS, down_bytes_per_s=2e6, **far),  # type: ignore[arg-type]
+        LearnerSpec(name="l2", step_ns=300 * MS, jitter=0.5),
+    ]
+    for at_ms in range(7096, 7200, 24):
+        world = World(seed=162, learners=learners, mode="streaming", take="overwrite", overlap=7, interval=8, steps=60)
+        world.at(at_ms * MS, lambda w=world: w.agents["l1"].cut_control(cut=True))  # type: ignore[misc]
+        world.at((at_ms + 1000) * MS, lambda w=world: w.agents["l1"].cut_control(cut=False))  # type: ignore[misc]
+        world.run(limit_s=300)
