@@ -16,7 +16,7 @@ from atoll.core.contributions import Contribution, NormHistory
 from atoll.core.events import Commit, CommitDone, CommitFailed, Discard, Input, Merge, MergeDone, Publish
 from atoll.core.machine import Average, Table
 from atoll.core.members import Member, Roster
-from atoll.core.messages import Fate, Finishing, Life, Merged, Pace, UpdateReady, Version
+from atoll.core.messages import Announce, Fate, Finishing, Life, Merged, Pace, UpdateReady, Version
 from atoll.core.records import ClosedLine, FateLine, Merge1, PublishedLine, QuorumLine, SlotLine
 
 COMMIT_RETRY_NS = 2_000_000_000
@@ -462,7 +462,15 @@ class SlotEngine:
         """missed or refused: on the tape, told to the learner, bytes freed."""
         announce = contribution.announce
         contribution.move(fate)
-        life = contribution.life
+        self._ctx.act(Discard(contribution.life, announce.piece, announce.seq))
+        member = self._forget(contribution)
+        assert member is not None, "a life outlives its open contributions"
+        self.tell_fate(member, announce, fate, reason)
+        self._roster.close_books(member)
+
+    def tell_fate(self, member: Member, announce: Announce, fate: str, reason: str) -> None:
+        """On the tape and to the learner, now and whenever it announces the same again."""
+        life = member.life
         self._ctx.write(
             FateLine(
                 self._ctx.now_ns,
@@ -476,13 +484,9 @@ class SlotEngine:
                 reason,
             )
         )
-        self._ctx.act(Discard(life, announce.piece, announce.seq))
-        member = self._forget(contribution)
-        if member is not None:
-            message = Fate(announce.piece, announce.seq, announce.slot, fate, reason)
-            member.last_fate[announce.piece] = message
-            self._ctx.send(member.stream, message)
-            self._roster.close_books(member)
+        message = Fate(announce.piece, announce.seq, announce.slot, fate, reason)
+        member.last_fate[announce.piece] = message
+        self._ctx.send(member.stream, message)
 
     def _merged(self, contribution: Contribution) -> None:
         announce = contribution.announce

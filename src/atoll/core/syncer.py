@@ -44,7 +44,6 @@ from atoll.core.messages import (
     Announce,
     Counters,
     Declare,
-    Fate,
     Heartbeat,
     Hello,
     Leave,
@@ -55,7 +54,7 @@ from atoll.core.messages import (
     SeedRequest,
     Welcome,
 )
-from atoll.core.records import FateLine, GrantLine, ReportLine, SeedLine
+from atoll.core.records import GrantLine, ReportLine, SeedLine
 from atoll.core.slots import SlotEngine
 
 
@@ -376,7 +375,7 @@ class Syncer:
         member.newest_seq[message.piece] = message.seq
         refusal = self._announce_refusal(member, message)
         if refusal is not None:
-            self._reject(member, message, *refusal)
+            self.slots.tell_fate(member, message, *refusal)
             return
         now_ns = self._ctx.now_ns
         member.open[message.piece] = Contribution(member.life, message, now_ns, now_ns)
@@ -414,25 +413,6 @@ class Syncer:
         if not member.ready:
             return "missed", f"its learner is {member.state}, not ready"
         return None
-
-    def _reject(self, member: Member, message: Announce, fate: str, reason: str) -> None:
-        life = member.life
-        self._ctx.write(
-            FateLine(
-                self._ctx.now_ns,
-                message.slot,
-                message.piece,
-                life.name,
-                life.generation,
-                message.seq,
-                message.c_tokens,
-                fate,
-                reason,
-            )
-        )
-        told = Fate(message.piece, message.seq, message.slot, fate, reason)
-        member.last_fate[message.piece] = told
-        self._ctx.send(member.stream, told)
 
     def _repeat(self, member: Member, message: Announce) -> None:
         """The same announcement again, after a reconnect: expect its bytes, or tell its fate once more."""
