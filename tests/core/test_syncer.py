@@ -8,7 +8,7 @@ import pytest
 
 from atoll.core import events as ev
 from atoll.core.layout import TensorSpec
-from atoll.core.messages import Fate, Refuse, Replaced, Report, UpdateReady, Version, Welcome
+from atoll.core.messages import Fate, FinalRound, Pace, Refuse, Replaced, Report, UpdateReady, Version, Welcome
 from atoll.core.records import ClosedLine, FateLine, GrantLine, LifeEndLine, MemberLine, QuorumLine, SlotLine
 from tests.core.helpers import MS, Bench, S
 
@@ -392,3 +392,20 @@ def test_reconnect__an_announcement_in_place_of_a_lost_first_report_says_that_th
     assert not bench.told("a", Fate)
     bench.report("a", 2)
     assert all(member.ready for member in bench.core.roster)
+
+
+def test_liveness__one_that_was_silent_on_an_open_stream_is_told_what_it_missed() -> None:
+    """Messages go to those who are present; without this a learner that woke in the finish never heard of it."""
+    bench = Bench(learners=2, fragments=1, interval=1, steps=1, grace_factor=0.0)
+    bench.join("a")
+    bench.join("b")
+    for _ in range(12):
+        bench.now_ns += S // 2
+        bench.beat("b", 0)
+    assert bench.core.roster.by_name("a").state == "away"  # type: ignore[union-attr]
+    bench.report("b", 1)
+    assert bench.told("a", FinalRound) == []
+    bench.beat("a", 0)
+    assert bench.told("a", Pace)[-1].slot == 1
+    assert bench.told("a", FinalRound)
+    assert bench.told("a", UpdateReady)

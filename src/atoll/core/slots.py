@@ -442,6 +442,10 @@ class SlotEngine:
             f"next try in {COMMIT_RETRY_NS / 1e9:.0f} s. Free space in the run directory"
         )
 
+    def tell_pace(self, member: Member) -> None:
+        """The newest slot that has closed, to one who may have missed it."""
+        self._ctx.send(member.stream, Pace(self.closed, self.interval_ns, 0))
+
     def tell_update(self, member: Member, index: int) -> None:
         """The newest committed version of a piece, with the receiver's newest merged seq (R6)."""
         piece = self.pieces[index]

@@ -296,7 +296,7 @@ class Syncer:
         if handler is None:
             self._expel(member, f"unexpected message {type(event.message).__name__}")
             return
-        self.roster.sign(member)
+        self._sign(member)
         handler(member, event.message)
 
     def _on_bulk_progress(self, event: BulkProgress) -> None:
@@ -308,6 +308,16 @@ class Syncer:
                 contribution.progress_at_ns = self._ctx.now_ns
         if member.present:
             self.roster.sign(member)
+
+    def _sign(self, member: Member) -> None:
+        """A sign of life. One that was silent for a lease on a stream that held is told what it was not told."""
+        silent = member.state == "away"
+        self.roster.sign(member)
+        if silent and member.present:
+            self.slots.tell_pace(member)
+            if self.seeded:
+                self._tell_all_updates(member)
+            self.finish.tell_phase(member)
 
     def _hear(self, member: Member, counters: Counters) -> bool:
         """Book newer counters; a peer whose counters run backwards is put out."""
