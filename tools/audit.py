@@ -150,22 +150,22 @@ def check_model(run, theta, version):
 def check_pace(run):
     """Clocks from reports, quorums from clocks, waits from the tape (R2, R3, R5)."""
     conf, locked = run.set, run.set["mode"] != "decoupled"
-    clock, steps, state, restart, reached, quorum = {}, {}, {}, set(), 0, {}
+    clock, steps, state, back, reached, quorum = {}, {}, {}, {}, 0, {}
     for x in run.lines:
         life, ready = (x.get("name"), x.get("generation")), [k for k, v in state.items() if v == "ready"]
+        heard = [life] if x.get("before") == "away" else list(state) if x["kind"] == "oversleptline" else []
+        back |= dict.fromkeys(heard, x.get("now_ns", 0) + conf["heartbeat_interval_ns"])
         if x["kind"] == "grantline":
             clock[life], steps[life] = reached * run.s, 0
         elif x["kind"] == "memberline":
             must(state.get(life, "joining") == x["before"], f"line {x['i']}: {life} was {state.get(life)}")
             state[life] = x["state"]
-            if x["before"] == "away" and x["state"] != "ended":
-                restart.add(life)
         elif x["kind"] == "reportline":
             new, steps[life] = x["steps"] - steps[life], x["steps"]
             low, high = reached * run.s, (reached + 1) * run.s
-            clock[life] = low if life in restart else min(max(clock[life] + new, low), high)
+            clock[life] = low if life in back else min(max(clock[life] + new, low), high)
             must(new >= 0 and x["clock"] == clock[life], f"line {x['i']}: clock is {x['clock']}, not {clock[life]}")
-            restart.discard(life)
+            back = {k: until for k, until in back.items() if k != life or x["now_ns"] < until}
         elif x["kind"] == "quorumline":
             needed = len(ready) if locked else max(1, min(conf["quorum"] or (len(ready) + 1) // 2, len(ready)))
             must((x["slot"], x["needed"], x["ready"]) == (reached + 1, needed, len(ready)), f"quorum of {x['slot']}")

@@ -409,3 +409,67 @@ def test_liveness__one_that_was_silent_on_an_open_stream_is_told_what_it_missed(
     assert bench.told("a", Pace)[-1].slot == 1
     assert bench.told("a", FinalRound)
     assert bench.told("a", UpdateReady)
+
+
+def test_liveness__one_that_was_silent_on_a_stream_that_holds_is_told_what_it_missed() -> None:
+    """Packets were lost for a lease: nothing closes, and nobody says Welcome."""
+    bench = Bench(auto=False, learners=2)
+    bench.join("a")
+    bench.join("b")
+    for name in ("a", "b"):
+        bench.arrive(name, bench.announce(name, 1, 1, steps=2))
+        bench.report(name, 2)
+    bench.feed(ev.MergeDone(1, True, "t", "m", "u", 20, 1.0))
+    bench.pass_ns(9 * S)
+    assert not bench.core.roster.present()
+    bench.feed(ev.CommitDone(1))
+    bench.sent.clear()
+    bench.beat("a", 2, waiting=True)
+    assert Version(1, 1) in {m.version for m in bench.told("a", UpdateReady)}
+    assert bench.told("a", Pace)[-1].slot == 1
+
+
+def test_overslept__a_syncer_that_stood_still_in_the_finish_gives_everyone_the_time_that_it_took() -> None:
+    bench = Bench(learners=2, steps=2)
+    bench.join("a")
+    bench.join("b")
+    for name in ("a", "b"):
+        bench.arrive(name, bench.announce(name, 1, 1, steps=2))
+        bench.report(name, 2)
+    assert bench.told("a", FinalRound)
+    bench.now_ns += 60 * S
+    bench.feed(ev.Overslept(60 * S))
+    bench.pass_ns(1 * S)
+    assert len(bench.core.roster.present()) == 2
+    assert bench.core.finish.phase == "final"
+    bench.now_ns += 60 * S
+    bench.feed(ev.Wake())
+    assert bench.core.finish.phase == "over"
+
+
+@pytest.mark.parametrize("gap_ns", [3 * S, 9 * S])
+def test_pace__reports_that_queued_up_while_the_syncer_stood_still_make_no_burst_of_slots(gap_ns: int) -> None:
+    """Hazard 41 with open streams: all that was said in the outage arrives within a millisecond."""
+    bench = Bench(learners=2, steps=400)
+    bench.join("a")
+    bench.join("b")
+    for steps in range(2, 22, 2):
+        bench.now_ns += 200 * MS
+        for name in ("a", "b"):
+            bench.report(name, steps)
+    before = len(bench.written(QuorumLine))
+    assert before == 10
+    step_ns = bench.written(QuorumLine)[-1].step_ns
+    bench.now_ns += gap_ns
+    bench.feed(ev.Overslept(gap_ns))
+    for steps in range(22, 102, 2):
+        for name in ("a", "b"):
+            bench.report(name, steps)
+    assert len(bench.written(QuorumLine)) == before
+    for steps in range(102, 122, 2):
+        bench.now_ns += 200 * MS
+        for name in ("a", "b"):
+            bench.report(name, steps)
+    after = bench.written(QuorumLine)[before:]
+    assert 6 <= len(after) <= 9
+    assert after[-1].step_ns == pytest.approx(step_ns, rel=0.05), "the burst says nothing of anybody's speed"

@@ -129,6 +129,13 @@ class StopRequested:
     """Ctrl-C or SIGTERM: end the run early but cleanly, as if the slot in progress were the last."""
 
 
+@dataclass(frozen=True, slots=True)
+class Overslept:
+    """The syncer itself stood still for so long (a suspended machine, a stopped process): the silence was its own."""
+
+    gap_ns: int
+
+
 SyncerEvent = (
     Started
     | StreamOpened
@@ -143,6 +150,7 @@ SyncerEvent = (
     | SeedCommitted
     | Wake
     | StopRequested
+    | Overslept
 )
 
 # ---------------------------------------------------------------- syncer: actions

@@ -174,6 +174,13 @@ class Finish:
         if self.phase == "finished":
             self._ctx.send(member.stream, Finished(self._slots.versions()))
 
+    def overslept(self, gap_ns: int) -> None:
+        """The syncer stood still: nobody could hand anything in."""
+        if self._deadline_ns is not None:
+            self._deadline_ns += gap_ns
+        if self._slots.final_deadline_ns is not None:
+            self._slots.final_deadline_ns += gap_ns
+
     def next_deadline_ns(self) -> int | None:
         """When time alone moves the run on."""
         if self.phase == "waiting" and self._first_ready_ns is not None:

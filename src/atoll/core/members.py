@@ -74,7 +74,8 @@ class Member:
     waiting: bool = False
     clock: int = 0
     clock_restarts: bool = False
-    """It was away: the steps until its next report are surplus and do not count (R2)."""
+    """It was away: the steps that it reports at once after its return are surplus and do not count (R2)."""
+    returned_ns: int = 0
     declared: bool = False
     timings: Timings = field(default_factory=Timings)
     open: dict[int, Contribution] = field(default_factory=dict)
@@ -237,7 +238,7 @@ class Roster:
         member.last_sign_ns = self._ctx.now_ns
         if member.state == "away" and member.stream is not None:
             cause = "returned" if member.adopted else "returned early"
-            member.clock_restarts = True
+            member.clock_restarts, member.returned_ns = True, self._ctx.now_ns
             self.move(member, cause, "heard again")
 
     def advance(self, member: Member, steps: int, waiting: bool) -> None:
@@ -257,7 +258,7 @@ class Roster:
         """
         new = steps - member.reported_steps
         now_ns = self._ctx.now_ns
-        if new > 0 and member.adopted:
+        if new > 0 and member.adopted and not member.clock_restarts:
             sample = (now_ns - member.reported_at_ns) / new
             if member.step_ns.count >= STEP_SAMPLES_MIN:
                 sample = min(sample, IDLE_STEPS * member.step_ns.get())
@@ -281,6 +282,16 @@ class Roster:
         young = member.step_ns.count < STEP_SAMPLES_MIN
         least_ns = config.lease_interval_ns if young else IDLE_HEARTBEATS * config.heartbeat_interval_ns
         return max(int(IDLE_STEPS * member.step_ns.get()), least_ns)
+
+    def overslept(self, gap_ns: int) -> None:
+        """The syncer stood still: leases go on from where they were, and steps since then are surplus."""
+        for member in self:
+            member.last_sign_ns += gap_ns
+            member.last_advance_ns += gap_ns
+            member.clock_restarts, member.returned_ns = True, self._ctx.now_ns
+        for member in self.with_open():
+            for contribution in member.open.values():
+                contribution.progress_at_ns += gap_ns
 
     def expire(self) -> None:
         """Move those that are silent or stalled."""

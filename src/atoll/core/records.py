@@ -216,6 +216,14 @@ class LifeEndLine:
 
 
 @dataclass(frozen=True, slots=True)
+class OversleptLine:
+    """The syncer itself stood still: leases go on, steps reported soon after count for no slot (R2)."""
+
+    now_ns: int
+    gap_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class NoticeLine:
     """A warning that was shown to people."""
 
@@ -238,5 +246,6 @@ Record = (
     | FateLine
     | PhaseLine
     | LifeEndLine
+    | OversleptLine
     | NoticeLine
 )

@@ -132,13 +132,16 @@ class SlotEngine:
     def tick(self, member: Member, new_steps: int) -> None:
         """A report of `new_steps`: c = min(max(c + n, T*s), (T+1)*s).
 
-        The first report after an absence starts at T*s like a newcomer's: while few are back K_eff is small, and the
+        The first reports after an absence start at T*s like a newcomer's: while few are back K_eff is small, and the
         surplus of each one that returns would make a slot of its own.
         """
         steps = self._config.slot_steps
         low, high = self.reached * steps, (self.reached + 1) * steps
         if member.clock_restarts:
-            member.clock, member.clock_restarts = low, False
+            # What queued up in the outage comes in one go, many reports long.
+            queued_ns = self._config.heartbeat_interval_ns
+            member.clock_restarts = self._ctx.now_ns < member.returned_ns + queued_ns
+            member.clock = low
             return
         member.clock = min(max(member.clock + new_steps, low), high)
         if member.clock == high and self._first_clock_ns is None:

@@ -23,6 +23,7 @@ from atoll.core.events import (
     ContributionArrived,
     DropSeed,
     MergeDone,
+    Overslept,
     Publish,
     Received,
     SeedArrived,
@@ -54,7 +55,7 @@ from atoll.core.messages import (
     SeedRequest,
     Welcome,
 )
-from atoll.core.records import GrantLine, ReportLine, SeedLine
+from atoll.core.records import GrantLine, OversleptLine, ReportLine, SeedLine
 from atoll.core.slots import SlotEngine
 
 
@@ -89,6 +90,7 @@ class Syncer:
             CommitFailed: self.slots.commit_failed,
             Wake: lambda event: None,
             StopRequested: lambda event: self.finish.stop(),
+            Overslept: self._on_overslept,
         }
         self._messages: dict[type, Callable[[Member, Any], None]] = {
             Report: self._on_report,
@@ -136,6 +138,13 @@ class Syncer:
         if wanted is not None and wanted != self._timer_ns:
             self._ctx.act(SetTimer(wanted))
         self._timer_ns = wanted
+
+    def _on_overslept(self, event: Overslept) -> None:
+        """Nobody was silent, late or stalled in that time; what was said meanwhile is yet to be read."""
+        self._ctx.write(OversleptLine(self._ctx.now_ns, event.gap_ns))
+        self._ctx.notice(f"this syncer stood still for {event.gap_ns / 1e9:.1f} s; learners trained on meanwhile")
+        self.roster.overslept(event.gap_ns)
+        self.finish.overslept(event.gap_ns)
 
     # ------------------------------------------------------------ start and version 0 (R22)
 

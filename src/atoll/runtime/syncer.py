@@ -36,6 +36,8 @@ from atoll.store.tape import Tape
 from atoll.wire import channel as wire_channel
 
 FLUSH_INTERVAL_S = 1.0
+TICK_S = 0.25
+OVERSLEPT_NS = 1_250_000_000
 SEED_RETRY_S = 2.0
 GOODBYE_S = 3.0
 BACKLOG_MAX = 1_000_000
@@ -65,6 +67,7 @@ class SyncerServer:
         self._opened: Opened | None = None
         self._queue: deque[events.SyncerEvent] = deque()
         self._busy = False
+        self._awake_ns = time.monotonic_ns()
         self._unsynced = False
         self._backlog: deque[Record] = deque()
         self._lined_slots: set[int] = set()
@@ -100,7 +103,7 @@ class SyncerServer:
             events.Accept: self._accept,
             events.Discard: lambda action: self._discard(action),
             events.SetTimer: self._set_timer,
-            events.Notice: lambda action: self._notice(action.text),
+            events.Notice: lambda action: self._show(action.text),
             events.RunOver: lambda action: self._spawn(self._run_over()),
         }
 
@@ -124,6 +127,7 @@ class SyncerServer:
             if self._options.on_listening is not None:
                 self._options.on_listening(Listening(self._run_id, self._options.host, port, bulk_port))
             self._loop.call_later(FLUSH_INTERVAL_S, self._flush_regularly)
+            self._stay_awake()
             return await self._done
         finally:
             for stream in self._control.streams.values():
@@ -184,6 +188,13 @@ class SyncerServer:
         if error is not None and not self._done.done():
             self._done.set_exception(error)
 
+    def _stay_awake(self) -> None:
+        """Every tick, so that a long gap between two of them says that this process stood still."""
+        self._loop.call_later(TICK_S, self._stay_awake)
+        if time.monotonic_ns() - self._awake_ns > OVERSLEPT_NS:
+            self.dispatch(events.Wake())
+        self._awake_ns = time.monotonic_ns()
+
     def _flush_regularly(self) -> None:
         self._loop.call_later(FLUSH_INTERVAL_S, self._flush_regularly)
         self._spawn(self._flush())
@@ -200,6 +211,10 @@ class SyncerServer:
         """Hand an event to the machine and carry out what it says, one event at a time."""
         if self._machine is None or self._done.done():
             return
+        now_ns = time.monotonic_ns()
+        if now_ns - self._awake_ns > OVERSLEPT_NS:
+            self._queue.append(events.Overslept(now_ns - self._awake_ns))
+        self._awake_ns = now_ns
         self._queue.append(event)
         if self._busy:
             return
