@@ -51,6 +51,7 @@ TRAIN = [
     (["--quorum", "0"], "quorum=0 must be between 1 and learners=4"),
     (["--quorum", "2", "--mode", "streaming"], "quorum=2 does nothing in mode=streaming"),
     (["--interval", "25", "--fragments", "8"], "interval=25 must be a multiple of fragments=8; try 32"),
+    (["--seed", str(10**20)], f"seed={10**20} must be between"),
     (["--interval", "0"], "interval=0 must be a multiple"),
     (["--fragments", "0"], "fragments=0 must be at least 1"),
     (["--fragments", "50", "--interval", "50"], "fragments=50 is more than the model's"),

@@ -416,3 +416,21 @@ def test_streaming__updates_that_are_held_back_leave_a_place_for_the_one_that_is
         world.at(at_ms * MS, lambda w=world: w.agents["l1"].cut_control(cut=True))  # type: ignore[misc]
         world.at((at_ms + 1000) * MS, lambda w=world: w.agents["l1"].cut_control(cut=False))  # type: ignore[misc]
         world.run(limit_s=300)
+
+
+def test_finish__far_learners_whose_uploads_take_a_round_trip_each_lose_nothing() -> None:
+    """8 uploads one after the other, 600 ms each: longer than a lease, and no average transfer shows it."""
+    world = World(seed=30, learners=[*equal(1), LearnerSpec(name="far", latency_ns=300 * MS)], steps=60, interval=8)
+    world.run()
+    assert sum(sum(e.lost) for e in ends(world)) == 0
+
+
+def test_link__a_cut_near_the_end_is_no_reason_to_give_up() -> None:
+    world = World(seed=31, learners=equal(2), steps=60)
+    for name in ("l0", "l1"):
+        agent = world.agents[name]
+        world.at(5000 * MS, lambda a=agent: a.cut_control(cut=True))  # type: ignore[misc]
+        world.at(7000 * MS, lambda a=agent: a.cut_control(cut=False))  # type: ignore[misc]
+    world.run()
+    assert {e.reason for e in ends(world)} == {"finished"}
+    assert yield_of(world) == 1.0

@@ -14,6 +14,7 @@ TAKES = ("overwrite", "rebase")
 PAYLOADS = ("bf16", "fp32")
 LEARNERS_MAX = 4096
 STEPS_MAX = 10**12
+SEED_MAX = 2**63 - 1
 SECOND_NS = 1_000_000_000
 PLACES = 4
 PAYLOAD_BYTES = {"bf16": 2, "fp32": 4}
@@ -83,6 +84,8 @@ class RunConfig:
     def _check_counts(self) -> None:
         if not 1 <= self.steps <= STEPS_MAX:
             raise ConfigError(f"steps={self.steps} must be between 1 and {STEPS_MAX}")
+        if not -SEED_MAX <= self.seed <= SEED_MAX:
+            raise ConfigError(f"seed={self.seed} must be between {-SEED_MAX} and {SEED_MAX}")
         if self.fragments < 1:
             raise ConfigError(f"fragments={self.fragments} must be at least 1")
         if self.interval < 1 or self.interval % self.fragments:

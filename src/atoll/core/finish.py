@@ -174,6 +174,15 @@ class Finish:
         if self.phase == "finished":
             self._ctx.send(member.stream, Finished(self._slots.versions()))
 
+    def moved(self) -> None:
+        """One more of the last contributions is whole: a lease from now for the next (a bound, as they are few).
+
+        The average transfer says little where a queue of round trips takes the time, or where none was ever whole.
+        """
+        if self.phase == "final" and self._slots.final_deadline_ns is not None:
+            until_ns = self._ctx.now_ns + self._config.lease_interval_ns
+            self._slots.final_deadline_ns = max(self._slots.final_deadline_ns, until_ns)
+
     def overslept(self, gap_ns: int) -> None:
         """The syncer stood still: nobody could hand anything in."""
         if self._deadline_ns is not None:

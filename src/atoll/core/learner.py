@@ -55,6 +55,8 @@ from atoll.core.messages import (
     Welcome,
 )
 
+ALONE_LEASES = 3
+"""So long without a stream, and the syncer is taken for gone."""
 CONTROL_DELAY_NS = 2_000_000
 """First guess of a control message's way there and back; replaced by what uploads show."""
 
@@ -305,9 +307,12 @@ class Learner:
         self._actions.append(Tell(Report(self.book.counters())))
 
     def _check_alone(self) -> None:
-        """Without a syncer a learner trains on to the end of the run, and then says so."""
+        """Without a syncer a learner trains on to the end of the run, and then says so; a short cut is no reason."""
         own = self.book.steps - self._steps_at_closed
-        if not self._connected and self._closed * self._config.slot_steps + own >= self._config.whole_steps:
+        patience_ns = ALONE_LEASES * self._config.lease_interval_ns
+        if self._connected or self._now_ns <= self._lost_at_ns + patience_ns:
+            return
+        if self._closed * self._config.slot_steps + own >= self._config.whole_steps:
             reason = f"the syncer is gone; this learner trained {own} steps alone, and they are not merged"
             self._end(False, reason, "syncer lost")
 
@@ -483,9 +488,8 @@ class Learner:
         self._report()
 
     def _finish(self) -> None:
-        if not self._connected and self._now_ns > self._lost_at_ns + 3 * self._config.lease_interval_ns:
-            reason = "the syncer went away in the finish; the last steps of this learner are not merged"
-            self._end(False, reason, "syncer lost")
+        if not self._connected and self._now_ns > self._lost_at_ns + ALONE_LEASES * self._config.lease_interval_ns:
+            self._end(False, "the syncer went away in the finish; the last steps of this learner are not merged")
             return
         if self._finished_versions is not None:
             self._finish_end(self._finished_versions)

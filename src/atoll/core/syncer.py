@@ -459,3 +459,5 @@ class Syncer:
             contribution.hash, contribution.norm = event.hash, event.norm
             contribution.move("arrived")
             member.transfer_ns.add(self._ctx.now_ns - contribution.announced_at_ns)
+            if contribution.announce.slot > self.slots.last:
+                self.finish.moved()

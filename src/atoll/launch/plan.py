@@ -140,6 +140,8 @@ def check_port(name: str, host: str, port: int) -> None:
     """RunError where the port cannot be opened now. The syncer says so too; this comes before anything is written."""
     if not port:
         return
+    if not 0 < port < 65_536:
+        raise ConfigError(f"{name}={port} must be a port from 1 to 65535, or 0 for any free one")
     try:
         family, kind, proto, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, proto) as probe:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import atoll
+from atoll.core.config import SEED_MAX
 from atoll.errors import ConfigError, DivergedError
 from atoll.recipes.data import Corpus, batches, check_corpus, load_corpus
 from atoll.recipes.model import MODELS, build_model
@@ -82,6 +83,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.model not in MODELS:
             raise ConfigError(f"model={self.model!r} is unknown; use one of {', '.join(MODELS)}")
+        if not -SEED_MAX <= self.seed <= SEED_MAX:
+            raise ConfigError(f"seed={self.seed} must be between {-SEED_MAX} and {SEED_MAX}")
         if not 1 <= self.slow < math.inf:
             raise ConfigError(f"slow={self.slow} must be at least 1 (1 is full speed)")
         for field in ("batch", "length", "threads", "learners"):
