@@ -38,6 +38,17 @@ def test_norms__more_than_half_means_the_history_is_wrong() -> None:
     assert history.judge([contribution(50.0), contribution(1.0)]) == ([], False), "the history has learned"
 
 
+def test_norms__one_that_is_alone_in_its_slot_is_no_majority() -> None:
+    """A learner that diverged, alone in a slot of K = 1, overruled the history and became the model."""
+    history = NormHistory()
+    for _ in range(64):
+        history.judge([contribution(1.0)])
+    outcomes = [history.judge([contribution(1e18)]) for _ in range(40)]
+    assert not any(overruled for _, overruled in outcomes)
+    assert len(outcomes[0][0]) == 1
+    assert outcomes[-1][0] == [], "one learner alone is not locked out for ever"
+
+
 def test_norms__one_honest_among_one_raised_is_not_locked_out_for_ever() -> None:
     history = NormHistory()
     for _ in range(64):

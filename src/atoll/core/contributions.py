@@ -82,10 +82,11 @@ class NormHistory:
         """(those to refuse, whether the history was overruled); then remembers all candidates.
 
         Refused: norm per step above 10 times the median of at least 16 seen. If more than half of the candidates
-        would go, none does: then the history is wrong.
+        would go, none does: then the history is wrong. One voice is no majority: a learner that is alone in its slot
+        (with K = 1 most are) is refused, until the history has seen enough of what it sends.
         """
         middle = median(self._seen) if len(self._seen) >= NORM_HISTORY_MIN else 0.0
         outside = [c for c in candidates if middle > 0 and c.norm_per_step > NORM_FACTOR_MAX * middle]
-        overruled = 2 * len(outside) > len(candidates)
+        overruled = len(outside) > max(1, len(candidates) // 2)
         self._seen.extend(c.norm_per_step for c in candidates)
         return ([] if overruled else outside), overruled
