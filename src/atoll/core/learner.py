@@ -489,7 +489,8 @@ class Learner:
 
     def _finish(self) -> None:
         if not self._connected and self._now_ns > self._lost_at_ns + ALONE_LEASES * self._config.lease_interval_ns:
-            self._end(False, "the syncer went away in the finish; the last steps of this learner are not merged", "syncer lost")
+            reason = "the syncer went away in the finish; the last steps of this learner are not merged"
+            self._end(False, reason, "syncer lost")
             return
         if self._finished_versions is not None:
             self._finish_end(self._finished_versions)
