@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -71,7 +72,7 @@ class MutantLoader(SourceFileLoader):
 
     def __init__(self, mutant: Mutant, path: str) -> None:
         super().__init__(mutant.module, path)
-        source = Path(path).read_text(encoding="utf-8")
+        source = Path(path).read_text("utf-8")
         if source.count(mutant.old) != 1:
             raise BadInput(f"mutant {mutant.name}: `old` occurs {source.count(mutant.old)} times in {mutant.module}")
         self._changed = source.replace(mutant.old, mutant.new)
@@ -109,8 +110,7 @@ def hunt(mutant: Mutant | None, seeds: range) -> Result:
     """In a fresh process: the first of `seeds` whose world fails. Without a mutant: of the unchanged core."""
     assert not any(name.split(".")[0] == "atoll" for name in sys.modules), "the process is not fresh"
     finder = MutantFinder(mutant) if mutant is not None else None
-    if finder is not None:
-        sys.meta_path.insert(0, finder)
+    sys.meta_path[:0] = [finder] if finder is not None else []
     outcome = importlib.import_module("atoll.sim.search").outcome
     signal.signal(signal.SIGALRM, _hang)
     assert finder is None or finder.used, "the worlds do not use this module"
@@ -122,16 +122,15 @@ def hunt(mutant: Mutant | None, seeds: range) -> Result:
         except Hang:
             return Result("hang", seed, tried, f"no end after {SEED_LIMIT_S} s")
         if result.kind != "ok":
-            lines = str(result.text).strip().splitlines()
-            return Result(result.kind, seed, tried, lines[0][:TEXT_MAX] if lines else "")
+            return Result(result.kind, seed, tried, str(result.text).strip().partition("\n")[0][:TEXT_MAX])
     return Result("", seeds.stop - 1, len(seeds), "")
 
 
 class Hunt:
-    """Runs mutants side by side and prints each as it finishes."""
+    """Runs mutants side by side and prints each as it finishes; the unchanged core runs aside, not behind them all."""
 
-    def __init__(self, pool: ProcessPoolExecutor) -> None:
-        self._pool = pool
+    def __init__(self, pool: ProcessPoolExecutor, aside: ProcessPoolExecutor) -> None:
+        self._pool, self._aside = pool, aside
         self._unchanged: dict[int, Future[Result]] = {}
         self.needed: dict[str, int] = {}
         """Worlds that it took to kill a mutant, by name."""
@@ -157,7 +156,7 @@ class Hunt:
 
     def _fails_unchanged(self, seed: int) -> bool:
         if seed not in self._unchanged:
-            self._unchanged[seed] = self._pool.submit(hunt, None, range(seed, seed + 1))
+            self._unchanged[seed] = self._aside.submit(hunt, None, range(seed, seed + 1))
         return bool(self._unchanged[seed].result().kind)
 
 
@@ -176,8 +175,7 @@ def table(mutants: list[Mutant], needed: dict[str, int]) -> str:
 
 
 def load() -> list[Mutant]:
-    tables = tomllib.loads(MUTANTS.read_text(encoding="utf-8"))["mutant"]
-    return [Mutant(**values) for values in tables]
+    return [Mutant(**values) for values in tomllib.loads(MUTANTS.read_text("utf-8"))["mutant"]]
 
 
 def choose(mutants: list[Mutant], names: list[str] | None) -> list[Mutant]:
@@ -202,20 +200,19 @@ def main() -> int:
         if args.seeds < 1 or args.jobs < 1:
             raise BadInput("--seeds and --jobs must be at least 1")
         mutants = choose(load(), args.only)
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(args.jobs, mp_context=spawn, max_tasks_per_child=1) as pool:
-            hunt_all = Hunt(pool)
+        fresh = partial(ProcessPoolExecutor, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1)
+        with fresh(args.jobs) as pool, fresh(1) as aside:
+            hunts = Hunt(pool, aside)
             first, end = args.seed + min(FIRST_SEEDS, args.seeds), args.seed + args.seeds
-            left = hunt_all.round(mutants, range(args.seed, first), 0, last=first == end)
+            left = hunts.round(mutants, range(args.seed, first), 0, last=first == end)
             if left and first < end:
-                hunt_all.round(left, range(first, end), first - args.seed, last=True)
+                hunts.round(left, range(first, end), first - args.seed, last=True)
     except BadInput as error:
         print(f"mutants: {error}", file=sys.stderr)
         return 2
-    print(table(mutants, hunt_all.needed))
-    killed = len(hunt_all.needed)
-    print(f"{killed} of {len(mutants)} mutants were killed in {time.monotonic() - began:.0f} s")
-    return 0 if killed == len(mutants) else 1
+    print(table(mutants, hunts.needed))
+    print(f"{len(hunts.needed)} of {len(mutants)} mutants were killed in {time.monotonic() - began:.0f} s")
+    return 0 if len(hunts.needed) == len(mutants) else 1
 
 
 if __name__ == "__main__":
