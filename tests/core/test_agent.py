@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-
 from typing import Any
 
 from atoll.core import events as ev
@@ -185,3 +184,24 @@ def test_reconnect__a_repeated_report_is_never_older_than_what_was_told_since() 
     agent.handle(ev.ConnectionLost("cut"), now_ns=5)
     again = only(agent.handle(ev.Connected(WELCOME), now_ns=6), ev.ToSyncer)
     assert again == [ev.ToSyncer(Report(Counters(5, 50), Timings(), sent_ns=6))]
+
+
+def test_downloads__a_piece_that_is_newer_again_goes_to_the_end() -> None:
+    """On a downlink where one download takes longer than a round the same piece came for ever, the others never."""
+    agent = started(places=8)
+    agent.handle(ev.FromSyncer(update(0, 1)), now_ns=2)
+    agent.handle(ev.FromSyncer(update(1, 1)), now_ns=3)
+    agent.handle(ev.FromSyncer(update(0, 2)), now_ns=4)
+    after = agent.handle(ev.DownloadEnded(0, 0, Version(1, 1), 1, Merged(), True), now_ns=5)
+    assert [a.piece for a in only(after, ev.StartDownload)] == [1]
+    after = agent.handle(ev.DownloadEnded(1, 1, Version(1, 1), 1, Merged(), True), now_ns=6)
+    assert [(a.piece, a.version.n) for a in only(after, ev.StartDownload)] == [(0, 2)]
+
+
+def test_seed__one_that_was_named_and_is_too_late_does_not_send_a_whole_model() -> None:
+    agent = started()
+    agent.handle(ev.SeedOffered((10, 10, 10)), now_ns=2)
+    stopped = agent.handle(ev.FromSyncer(update(0, 0)), now_ns=3)
+    assert only(stopped, ev.StopUpload) == [ev.StopUpload(0, 0)]
+    after = agent.handle(ev.UploadEnded(0, 0, "unwanted", 4, 5), now_ns=4)
+    assert only(after, ev.StartUpload) == []

@@ -316,3 +316,35 @@ def test_plan__a_transfer_that_cannot_arrive_in_time_names_the_round_after() -> 
     pieces[1] = view(last_named_slot=0, anchor_n=5, newest_n=5, newest_slot=33)
     [(piece, slot)] = planner(pieces).plan([], 100 / 1.5)
     assert (piece, slot) == (1, 49)
+
+
+def test_delay__the_way_to_the_syncer_and_back_is_measured() -> None:
+    """It stayed at the first guess of 2 ms: who was 80 ms away announced too late for slot after slot."""
+    hand = Hand()
+    hand.now_ns = 191_001_000
+    hand.hear(Pace(1, 400 * MS, 0, echo_ns=1_000, echo_age_ns=30 * MS))
+    assert hand.core._planner()._at.delay_ns == 161 * MS
+
+
+def test_joining__parameters_that_come_in_the_finish_are_not_trained_on() -> None:
+    hand = Hand(adopt=False)
+    hand.hear(Finishing(4))
+    for piece in range(P):
+        hand.update(piece, 0)
+    assert hand.core.waiting == "finish"
+    assert hand.core.book.steps == 0
+
+
+def test_lock__what_is_heard_in_the_middle_of_a_step_does_not_begin_the_finish() -> None:
+    """The step in progress is booked first; an assert forbade it after the finish had begun."""
+    hand = Hand(mode="streaming", interval=2, overlap=1)
+    hand.step()
+    assert hand.core.waiting is None
+    hand.feed(ev.StreamLost("cut"))
+    hand.step()
+    assert hand.core.waiting is None, "without a stream it trains on"
+    hand.hear(Finishing(1))
+    hand.hear(Welcome(7, 1, True, (), 1, 0, "running", (Merged(), Merged())))
+    assert hand.core.state == "training"
+    hand.step()
+    assert hand.core.state == "finishing"

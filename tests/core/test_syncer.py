@@ -8,7 +8,8 @@ import pytest
 
 from atoll.core import events as ev
 from atoll.core.layout import TensorSpec
-from atoll.core.messages import Fate, FinalRound, Pace, Refuse, Replaced, Report, UpdateReady, Version, Welcome
+from atoll.core.machine import Average
+from atoll.core.messages import Declare, Fate, FinalRound, Pace, Refuse, Replaced, Report, UpdateReady, Version, Welcome
 from atoll.core.records import ClosedLine, FateLine, GrantLine, LifeEndLine, MemberLine, QuorumLine, SlotLine
 from tests.core.helpers import MS, Bench, S
 
@@ -273,7 +274,7 @@ def test_slot__a_merge_that_is_not_finite_changes_nothing() -> None:
     bench.feed(ev.MergeDone(1, False, "", "", "", 0, math.inf))
     [slot] = bench.written(SlotLine)
     assert slot.merged == ()
-    assert [f.fate for f in bench.told("a", Fate)] == ["missed"]
+    assert [f.fate for f in bench.told("a", Fate)] == ["refused"], "sent again it would be so again, for ever"
 
 
 def test_grace__waits_for_late_ones_but_never_a_whole_step_and_is_cut_short() -> None:
@@ -473,3 +474,71 @@ def test_pace__reports_that_queued_up_while_the_syncer_stood_still_make_no_burst
     after = bench.written(QuorumLine)[before:]
     assert 6 <= len(after) <= 9
     assert after[-1].step_ns == pytest.approx(step_ns, rel=0.05), "the burst says nothing of anybody's speed"
+
+
+def test_stop__a_regular_announcement_that_comes_late_is_not_taken_for_one_of_the_last_round() -> None:
+    """A stop makes slots N+1..N+P the last round; learners name them as regular ones until they hear of it."""
+    bench = Bench(learners=2, fragments=2, interval=4, grace_factor=0.0)
+    bench.join("a")
+    bench.join("b")
+    bench.report("a", 2)
+    bench.report("b", 2)
+    bench.feed(ev.StopRequested())
+    assert bench.core.finish.phase == "final"
+    late = bench.announce("a", 1, 2, steps=3)
+    assert late.slot > bench.core.slots.last
+    assert [f.reason for f in bench.told("a", Fate)] == ["the run is ending"]
+
+
+def test_stop__before_the_first_slot_the_books_of_all_are_closed__of_those_away_too() -> None:
+    bench = Bench(learners=3)
+    bench.join("a")
+    bench.join("b")
+    bench.report("b", 5)
+    bench.feed(ev.StreamClosed(bench.streams["b"]))
+    bench.feed(ev.StopRequested())
+    assert {e.name for e in bench.written(LifeEndLine)} == {"a", "b"}
+
+
+def test_finish__a_short_cut_in_the_last_round_is_no_death() -> None:
+    bench = Bench(learners=2, steps=2)
+    bench.join("a")
+    bench.join("b")
+    for name in ("a", "b"):
+        bench.arrive(name, bench.announce(name, 1, 1, steps=2))
+        bench.report(name, 2)
+    assert bench.told("b", FinalRound)
+    bench.feed(ev.StreamClosed(bench.streams["b"]))
+    bench.feed(ev.Received(bench.streams["a"], Declare()))
+    assert bench.core.finish.phase == "final", "b may yet come back"
+    bench.now_ns += 6 * S
+    bench.feed(ev.Wake())
+    assert bench.core.finish.phase in ("finished", "over")
+    assert any("did not wait longer for b" in a.text for a in bench.actions if isinstance(a, ev.Notice))
+
+
+def test_roster__those_long_away_make_room_for_newcomers() -> None:
+    """Names of hosts and processes never come back; with a run of weeks they filled the syncer."""
+    bench = Bench(learners=1)
+    bench.core._learners_max = 2
+    for name in ("a", "b"):
+        bench.join(name)
+    assert bench.hello("c").kind == "settings"
+    bench.feed(ev.StreamClosed(bench.streams["a"]))
+    bench.join("d")
+    assert bench.core.roster.by_name("a") is None
+    assert bench.core.roster.by_name("d") is not None
+
+
+def test_pace__an_outage_is_not_taken_for_a_new_pace() -> None:
+    """A full disk for minutes held the grace at 0 and predicted closings far too late for 80 slots."""
+    average = Average(0.1)
+    for _ in range(20):
+        average.add_steady(500.0)
+    average.add_steady(120_000.0)
+    assert average.get() < 700
+    average = Average(0.1)
+    for _ in range(20):
+        average.add_steady(0.0, 100.0)
+    average.add_steady(1000.0, 100.0)
+    assert average.get() == pytest.approx(10.0), "an average of zero can grow"

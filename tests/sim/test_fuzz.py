@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from atoll.sim.fuzz import draw, run_plan
 
 from atoll.cli.main import main
-from atoll.sim.fuzz import draw, run_plan
 
 FOUND = {
     6: "a reconnect put a learner of a lock mode into a wait just before its step",

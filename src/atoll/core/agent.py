@@ -263,9 +263,10 @@ class Agent:
             self._places.append(event.place)
             self._download_after_ns = self._now_ns + BACKOFF_FIRST_NS
             return
-        wanted = self._downloads.get(event.piece)
-        if wanted is not None and wanted.version <= event.version:
-            del self._downloads[event.piece]
+        # A newer version that is wanted already goes to the end: on a thin downlink one piece would come for ever.
+        wanted = self._downloads.pop(event.piece, None)
+        if wanted is not None and wanted.version > event.version:
+            self._downloads[event.piece] = wanted
         self._delivered[event.piece] = event.version
         self._actions.append(
             ToLearner(UpdateArrived(event.piece, event.version, event.slot, event.place, event.merged))

@@ -84,7 +84,7 @@ class Finish:
         self._stopping = True
         if self.phase == "waiting":
             self.move("stop", "stopped before the first slot")
-            for member in self._roster.present():
+            for member in list(self._roster):
                 self._ctx.send(member.stream, Replaced("the run was stopped before its first slot"))
                 self._roster.end(member, "stopped")
             self._ctx.act(RunOver())
@@ -141,20 +141,19 @@ class Finish:
         if not any(slot.state == "final" for slot in self._slots.live.values()):
             return False
         assert self._deadline_ns is not None
-        awaited = [m for m in self._roster.present() if m.adopted and not m.declared]
-        if not awaited:
-            self._slots.close_final("all declared")
-            return True
-        if self._ctx.now_ns >= self._deadline_ns:
-            names = ", ".join(m.life.name for m in awaited)
-            self._ctx.notice(f"the finish did not wait longer for {names}; what they had not sent is lost")
-            self._slots.close_final("time is over")
-            return True
-        return False
+        awaited = [m for m in self._roster.returning() if m.adopted and not m.declared]
+        late = self._ctx.now_ns >= self._deadline_ns
+        if awaited and not late:
+            return False
+        missing = ", ".join(m.life.name for m in self._roster if m.adopted and not m.declared)
+        if missing:
+            self._ctx.notice(f"the finish did not wait longer for {missing}; what they had not sent is lost")
+        self._slots.close_final("time is over" if awaited else "all declared")
+        return True
 
     def _end(self) -> bool:
         assert self._deadline_ns is not None
-        if not self._roster.present():
+        if not any(m.present or m.adopted for m in self._roster.returning()):
             self.move("all left", "everyone has left")
         elif self._ctx.now_ns >= self._deadline_ns:
             self.move("time over", "someone did not say goodbye in time")

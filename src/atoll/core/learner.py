@@ -124,6 +124,8 @@ class Learner:
         self._reported_steps = 0
         self._last_capture_step = 0
         self._boundary_ns: int | None = None
+        self._standing = True
+        """The training thread stands at a boundary. Else it is in the middle of a step, whatever is heard meanwhile."""
         self._step_ns = Average(config.average_rate)
         self._rate = Average(config.average_rate)
         self._miss_ns = Average(config.average_rate)
@@ -186,8 +188,11 @@ class Learner:
         self._now_ns = now_ns
         if self.state != "over":
             self._handlers[type(event)](event)
-            if self.state != "over" and self.waiting is not None:
+            if isinstance(event, Stepped):
+                self._standing = True
+            if self.state != "over" and self._standing and self.waiting is not None:
                 self._while_waiting()
+            self._standing = self._standing and self.waiting is not None
         actions, self._actions = self._actions, []
         return actions
 
@@ -368,7 +373,7 @@ class Learner:
 
     # ------------------------------------------------------------ capture (R4)
 
-    def _capture(self, piece: int, slot: int) -> None:
+    def _capture(self, piece: int, slot: int, *, final: bool = False) -> None:
         anchor = self.anchors[piece]
         assert anchor is not None
         assert piece not in self.unsettled
@@ -388,6 +393,7 @@ class Learner:
                     c_tokens,
                     self.book.counters(),
                     self._sizes_bytes[piece],
+                    final,
                 )
             )
         )
@@ -516,7 +522,7 @@ class Learner:
         for slot in range(first, first + self._config.fragments):
             piece = self._config.piece_of(slot)
             if self.book.pieces[piece].local_steps:
-                self._capture(piece, slot)
+                self._capture(piece, slot, final=True)
         self._declared = True
         self._actions.append(Tell(Declare()))
 

@@ -34,6 +34,10 @@ class Table:
         return frozenset(sources | set(self.rows.values()) | {self.initial})
 
 
+YOUNG = 8
+STEADY_FACTOR = 4
+
+
 class Average:
     """Exponential moving average that starts at its first value; None before."""
 
@@ -48,6 +52,20 @@ class Average:
         """Weigh one more value in."""
         self.count += 1
         self.value = value if self.value is None else self.value + self.rate * (value - self.value)
+
+    @property
+    def young(self) -> bool:
+        """Too few values for it to be trusted."""
+        return self.count < YOUNG
+
+    def add_steady(self, value: float, least: float = 0.0) -> None:
+        """As `add`, but one value counts at most 4 averages (or `least`): an outage is not taken for a new pace.
+
+        Not while the average is young: a first value that is far too small would hold it down for long.
+        """
+        if not self.young:
+            value = min(value, max(STEADY_FACTOR * self.get(), least))
+        self.add(value)
 
     def get(self, default: float = 0.0) -> float:
         """The average, or `default` before the first value."""

@@ -22,8 +22,6 @@ from atoll.core.messages import Fate, Life, Timings
 from atoll.core.records import LifeEndLine, MemberLine
 
 GENERATION_SHIFT = 32
-STEP_SAMPLES_MIN = 8
-"""Reports before a learner's step average is trusted."""
 IDLE_HEARTBEATS = 3
 """A beat is left out where another message just went, so that steps are heard of every second beat at the latest."""
 IDLE_STEPS = 4
@@ -127,6 +125,15 @@ class Roster:
     def present(self) -> list[Member]:
         """Connected ones in id order."""
         return [m for m in self._ordered if m.present]
+
+    def within_lease(self, member: Member) -> bool:
+        """It may yet come back: its stream is closed, but it was heard less than a lease ago."""
+        heard_until_ns = member.last_sign_ns + self._config.lease_interval_ns
+        return member.present or (member.state == "away" and self._ctx.now_ns < heard_until_ns)
+
+    def returning(self) -> list[Member]:
+        """Present ones, and those whose stream closed within their lease: a cut is no death (R22)."""
+        return [m for m in self._ordered if self.within_lease(m)]
 
     def ready(self) -> list[Member]:
         """Those that count for quorum, grace and "all" (R10)."""
@@ -270,18 +277,11 @@ class Roster:
                 self.move(member, "stepped", "waits by R9" if waiting else "steps again")
 
     def reported(self, member: Member, steps: int) -> int:
-        """A report of cumulative steps: the new ones since the last; updates the step average.
-
-        A sample counts at most 4 averages, so that a pause is not taken for a slower machine; but not while the
-        average is young: a first sample that is far too small would hold it down for long.
-        """
+        """A report of cumulative steps: the new ones since the last; updates the step average."""
         new = steps - member.reported_steps
         now_ns = self._ctx.now_ns
         if new > 0 and member.adopted and not member.clock_restarts:
-            sample = (now_ns - member.reported_at_ns) / new
-            if member.step_ns.count >= STEP_SAMPLES_MIN:
-                sample = min(sample, IDLE_STEPS * member.step_ns.get())
-            member.step_ns.add(sample)
+            member.step_ns.add_steady((now_ns - member.reported_at_ns) / new)
         member.reported_steps, member.reported_at_ns = steps, now_ns
         self.adopt(member)
         return new
@@ -298,8 +298,7 @@ class Roster:
     def idle_after_ns(self, member: Member) -> int:
         """4 of its own steps, but at least 3 heartbeats; while the average is young, at least a lease."""
         config = self._config
-        young = member.step_ns.count < STEP_SAMPLES_MIN
-        least_ns = config.lease_interval_ns if young else IDLE_HEARTBEATS * config.heartbeat_interval_ns
+        least_ns = config.lease_interval_ns if member.step_ns.young else IDLE_HEARTBEATS * config.heartbeat_interval_ns
         return max(int(IDLE_STEPS * member.step_ns.get()), least_ns)
 
     def overslept(self, gap_ns: int) -> None:
@@ -329,8 +328,7 @@ class Roster:
         """When `expire` may next have something to do."""
         deadlines = []
         for member in self:
-            if member.present:
-                deadlines.append(member.last_sign_ns + self._config.lease_interval_ns)
-                if member.ready and not member.waiting:
-                    deadlines.append(member.last_advance_ns + self.idle_after_ns(member))
+            deadlines.append(member.last_sign_ns + self._config.lease_interval_ns)
+            if member.ready and not member.waiting:
+                deadlines.append(member.last_advance_ns + self.idle_after_ns(member))
         return min(deadlines, default=None)

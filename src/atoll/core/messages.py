@@ -108,6 +108,8 @@ class Announce:
     c_tokens: int
     counters: Counters
     size_bytes: int
+    final: bool = False
+    """Of the last round (R22). A regular one may name the same slot where a stop made the run shorter."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,7 +181,7 @@ class SlotEngine:
     def _reach(self, number: int, needed: int, ready: int) -> None:
         now_ns = self._ctx.now_ns
         first_ns = self._first_clock_ns if self._first_clock_ns is not None else now_ns
-        self._xi_quorum.add(now_ns - first_ns)
+        self._xi_quorum.add_steady(now_ns - first_ns, self._step_ns())
         slot = Slot(number, self._config.piece_of(number), first_ns=first_ns, quorum_ns=now_ns, needed=needed)
         slot.move("quorum")
         slot.grace_ns = self._grace_ns()
@@ -275,7 +275,7 @@ class SlotEngine:
     def _tell_pace(self, slot: Slot) -> None:
         now_ns = self._ctx.now_ns
         if slot.number > 1:
-            self._interval.add(now_ns - self._closed_at_ns)
+            self._interval.add_steady(now_ns - self._closed_at_ns, self._step_ns())
         self._closed_at_ns = now_ns
         slack_ns = max(0, slot.quorum_ns + slot.grace_ns - now_ns)
         for member in self._roster.present():
@@ -309,7 +309,9 @@ class SlotEngine:
                 continue
             member = self._roster.by_life(contribution.life)
             stuck = now_ns >= contribution.progress_at_ns + self._config.lease_interval_ns
-            if member is not None and member.present and not stuck:
+            final = slot.number > self.last
+            there = member is not None and (self._roster.within_lease(member) if final else member.present)
+            if there and not stuck:
                 return True
         return False
 
@@ -399,7 +401,7 @@ class SlotEngine:
             slot.move("not finite")
             self._ctx.notice(f"slot {slot.number}: the merged piece {slot.piece} is not finite and was dropped")
             for contribution in slot.inputs:
-                self.settle(contribution, "missed", "the merge was not finite")
+                self.settle(contribution, "refused", "the merge was not finite")
             self._record_empty(slot)
             return
         slot.merge = event
@@ -430,7 +432,7 @@ class SlotEngine:
         piece.newest_merged = dict(slot.commit.newest_merged)
         for contribution in slot.inputs:
             self._merged(contribution)
-        self._xi_sync.add(self._ctx.now_ns - slot.closed_ns)
+        self._xi_sync.add_steady(self._ctx.now_ns - slot.closed_ns, self._step_ns())
         self._ctx.act(Publish(slot.piece, piece.version))
         self._ctx.write(PublishedLine(self._ctx.now_ns, slot.number, slot.piece, piece.version))
         for member in self._roster.present():

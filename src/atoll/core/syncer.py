@@ -427,7 +427,7 @@ class Syncer:
         slots = self.slots
         if message.slot > slots.last:
             slot = slots.live.get(message.slot)
-            if slot is None or slot.state != "final":
+            if slot is None or slot.state != "final" or not message.final:
                 return "missed", "the run is ending"
             return None
         if message.slot <= slots.closed:

@@ -46,6 +46,7 @@ def draw(seed: int) -> Plan:
         lossy=chance.random() < 0.5,
         linger_ns=chance.choice((0, 0, 300, 3000)) * MS,
         bad_share=chance.choice((0.0, 0.0, 0.02, 0.2)),
+        norms_rise=chance.choice((0.0, 0.0, 0.0, 30.0)),
         merge_ns=chance.choice((1, 2, 40, 200)) * MS,
         commit_ns=chance.choice((1, 1, 30)) * MS,
         learners_max=learners_max,
@@ -67,7 +68,7 @@ def _settings(chance: random.Random) -> dict[str, Any]:
         "fragments": fragments,
         "interval": fragments * slot_steps,
         "overlap": overlap,
-        "steps": chance.randint(SLOTS_MIN, SLOTS_MAX) * slot_steps,
+        "steps": chance.randint(SLOTS_MIN, SLOTS_MAX) * slot_steps - chance.choice((0, slot_steps - 1)),
         "take": chance.choice(("rebase", "overwrite")),
         "stale_max": chance.choice((0, 1, 1, 2)),
         "grace_factor": chance.choice((0.0, 0.8, 0.8)),
@@ -142,6 +143,8 @@ def _fault(
     elif chance.random() < AIMED:
         when = chance.choice(_states(settings))
     for_ns = chance.choice((50 * MS, 300 * MS, lease_ns * 4 // 10, lease_ns * 13 // 10, 3 * lease_ns))
+    if kind == "syncer sleeps" and chance.random() < 0.1:
+        for_ns = 20 * lease_ns
     if kind in ("crash", "terminate") and chance.random() < 0.3:
         for_ns = 0
     return Fault(

@@ -71,9 +71,13 @@ class FaultWorld(World):
 
     def fault_of(self, announce: Announce) -> tuple[bool, bool, float]:
         usual = self._chance.uniform(0.5, 2.0) * sqrt(announce.c_steps)
+        if self.plan.norms_rise and 2 * self.syncer.core.slots.reached > self.config.slots:
+            usual *= self.plan.norms_rise
         if self._chance.random() >= self.plan.bad_share:
             return True, True, usual
-        return self._chance.choice(((False, False, 0.0), (True, False, 0.0), (True, True, 1e6 * usual)))
+        return self._chance.choice(
+            ((False, False, 0.0), (False, True, usual), (True, False, 0.0), (True, True, 1e6 * usual))
+        )
 
     def merge_is_finite(self) -> bool:
         return self._chance.random() >= self.plan.bad_share / 4
@@ -83,7 +87,7 @@ class FaultWorld(World):
 
     def calm_from(self, name: str) -> int | None:
         """After its last fault and after the healing; never where contributions are spoilt by chance."""
-        if self.plan.bad_share or self.plan.learners_max:
+        if self.plan.bad_share or self.plan.learners_max or self.plan.norms_rise:
             return None
         return max(self.plan.heal_at_ns, self.disturbed.get(name, 0) + self.config.lease_interval_ns)
 

@@ -111,6 +111,8 @@ class Plan:
     """The syncer notices a broken connection so much later than the learner: streams of one life overlap."""
     bad_share: float = 0.0
     """Share of contributions that arrive damaged, not finite or huge."""
+    norms_rise: float = 0.0
+    """In the second half of the run all norms are so many times as large (hazard 46); 0: they stay."""
     merge_ns: int = 2 * MS
     commit_ns: int = 1 * MS
     learners_max: int = 0
@@ -130,7 +132,8 @@ class Plan:
         yield f"  settings {self.settings}"
         yield (
             f"  lossy {self.lossy}, linger {self.linger_ns / MS:.0f} ms, bad {self.bad_share:.2f}, "
-            f"merge {self.merge_ns / MS:.0f} ms, commit {self.commit_ns / MS:.0f} ms, learners_max {self.learners_max}"
+            f"norms rise {self.norms_rise}, merge {self.merge_ns / MS:.0f} ms, commit {self.commit_ns / MS:.0f} ms, "
+            f"learners_max {self.learners_max}"
         )
         for site in self.sites:
             yield f"  {site}"

@@ -125,7 +125,7 @@ class Rogue(Stranger):
         honest: list[Callable[[], object]] = [lambda: ready]
         match self.lie:
             case "weight":
-                return [*honest, lambda: self._announce(tokens=10**9)]
+                return [*honest, lambda: self._announce(tokens=0 if self.stream % 2 else 10**9)]
             case "does not exist":
                 return [*honest, lambda: self._announce(piece=pieces)]
             case "bytes instead of":

@@ -151,7 +151,7 @@ class Heartbeat(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., waiting: _Optional[bool] = ..., progress_bytes: _Optional[int] = ...) -> None: ...
 
 class Announce(_message.Message):
-    __slots__ = ("seq", "piece", "slot", "anchor", "own_step", "c_steps", "c_tokens", "counters", "size_bytes")
+    __slots__ = ("seq", "piece", "slot", "anchor", "own_step", "c_steps", "c_tokens", "counters", "size_bytes", "final")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     PIECE_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +161,7 @@ class Announce(_message.Message):
     C_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FINAL_FIELD_NUMBER: _ClassVar[int]
     seq: int
     piece: int
     slot: int
@@ -170,7 +171,8 @@ class Announce(_message.Message):
     c_tokens: int
     counters: Counters
     size_bytes: int
-    def __init__(self, seq: _Optional[int] = ..., piece: _Optional[int] = ..., slot: _Optional[int] = ..., anchor: _Optional[_Union[Version, _Mapping]] = ..., own_step: _Optional[int] = ..., c_steps: _Optional[int] = ..., c_tokens: _Optional[int] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    final: bool
+    def __init__(self, seq: _Optional[int] = ..., piece: _Optional[int] = ..., slot: _Optional[int] = ..., anchor: _Optional[_Union[Version, _Mapping]] = ..., own_step: _Optional[int] = ..., c_steps: _Optional[int] = ..., c_tokens: _Optional[int] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., size_bytes: _Optional[int] = ..., final: _Optional[bool] = ...) -> None: ...
 
 class Declare(_message.Message):
     __slots__ = ()

@@ -268,6 +268,7 @@ def _announce_to_wire(m: core.Announce) -> pb.LearnerEnvelope:
         c_tokens=m.c_tokens,
         counters=_counters_to_wire(m.counters),
         size_bytes=m.size_bytes,
+        final=m.final,
     )
     return pb.LearnerEnvelope(announce=announce)
 
@@ -283,6 +284,7 @@ def _announce_from_wire(m: pb.Announce, pieces: int) -> core.Announce:
         c_tokens=check_number("c_tokens", m.c_tokens),
         counters=_counters_from_wire(m.counters, pieces),
         size_bytes=check_number("size_bytes", m.size_bytes),
+        final=m.final,
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from atoll.core.messages import Life
 from atoll.core.records import ClosedLine, FateLine, PhaseLine, PublishedLine, QuorumLine, Record, SlotLine
-from atoll.sim.checkers.shadow import Shadow, ShadowContribution, ShadowMember
+from atoll.sim.checkers.shadow import AVERAGE_YOUNG, Shadow, ShadowContribution, ShadowMember
 
 if TYPE_CHECKING:
     from atoll.sim.world import World
@@ -33,8 +33,13 @@ class _Mean:
 
     rate: float
     value: float | None = None
+    count: int = 0
 
-    def add(self, sample: float) -> None:
+    def add(self, sample: float, least: float) -> None:
+        """After 8 samples one counts at most 4 averages, or `least`."""
+        if self.count >= AVERAGE_YOUNG:
+            sample = min(sample, max(4 * (self.value or 0.0), least))
+        self.count += 1
         self.value = sample if self.value is None else self.value + self.rate * (sample - self.value)
 
 
@@ -70,9 +75,13 @@ class Pace:
             case PublishedLine(now_ns, slot):
                 closed_ns = self._slots.pop(slot).closed_ns
                 assert closed_ns is not None
-                self._sync.add(now_ns - closed_ns)
+                self._sync.add(now_ns - closed_ns, self._step_ns())
             case PhaseLine():
                 self._moved(record)
+
+    def _step_ns(self) -> int:
+        step_ns = self._shadow.kth_step_ns()
+        return int(step_ns) if step_ns is not None else self._config.lease_interval_ns
 
     # ------------------------------------------------------------ quorum and grace
 
@@ -92,7 +101,7 @@ class Pace:
         assert self._votes(number) >= record.needed, f"slot {number}: {self._votes(number)} of {record.needed} clocks"
         first_ns = shadow.first_ns if shadow.first_ns is not None else record.now_ns
         assert record.first_ns == first_ns, f"slot {number}: the first clock came at {first_ns}"
-        self._quorum_wait.add(record.now_ns - first_ns)
+        self._quorum_wait.add(record.now_ns - first_ns, self._step_ns())
         assert record.quorum_wait_ns == int(self._quorum_wait.value or 0)
         assert record.sync_ns == int(self._sync.value or 0)
         self._grace(record)
@@ -183,8 +192,7 @@ class Pace:
             return now_ns >= self._phase_ns + lease_ns
         if config.mode != "decoupled":
             return False
-        step = self._shadow.kth_step_ns()
-        step_ns = int(step) if step is not None else lease_ns
+        step_ns = self._step_ns()
         assert slot.closed_ns is not None
         if now_ns >= slot.closed_ns + max(config.interval * step_ns // 2, 1):
             return True

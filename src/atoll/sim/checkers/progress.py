@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
 from statistics import median
 from typing import TYPE_CHECKING
@@ -79,7 +80,7 @@ class Progress:
         if len(closings) < 3:
             return
         first, last = closings[0].slot, closings[-1].slot
-        interval_ns = max(1.0, median(b.now_ns - a.now_ns for a, b in zip(closings, closings[1:], strict=False)))
+        interval_ns = max(1.0, median(b.now_ns - a.now_ns for a, b in pairwise(closings)))
         rounds = self.bound_rounds(calm.spec, interval_ns)
         if rounds is None or last - first < WINDOW_ROUNDS * rounds * pieces:
             return
@@ -89,7 +90,7 @@ class Progress:
                 merged[record.piece].append(record.slot)
         for piece in range(pieces):
             slots = [first, *merged[piece], last]
-            gap = max(b - a for a, b in zip(slots, slots[1:], strict=False)) / pieces
+            gap = max(b - a for a, b in pairwise(slots)) / pieces
             assert gap <= rounds, (
                 f"{calm.life} was not merged into piece {piece} for {gap:.1f} rounds; R4's bound is {rounds} "
                 f"(slots {first} to {last}: {merged[piece]})"

@@ -66,7 +66,7 @@ class Tape:
         self.fated[key] = record.fate
         ok, norm = self._truth.pop((life, record.piece, record.seq), (True, 0.0))
         far = FAR_NORM in record.reason
-        if record.fate == "refused" and not far and "weight" not in record.reason:
+        if record.fate == "refused" and not far and record.reason != NOT_FINITE and "weight" not in record.reason:
             assert not ok, f"{key} was whole and finite, and refused: {record.reason}"
         if far or record.reason == NOT_FINITE:
             per_step = norm / sqrt(self._world.checkers.shadow.steps_of(key))
