@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.cli.main import main
 from atoll.sim.fuzz import draw, run_plan
 
 FOUND = {
@@ -34,16 +33,3 @@ def test_short_search() -> None:
 def test_a_seed_draws_the_same_again() -> None:
     assert draw(5) == draw(5)
     assert draw(5) != draw(6)
-
-
-def test_command__clean_seeds_exit_0(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sim", "fuzz", "--seeds", "2", "--seed", "1", "--jobs", "1"]) == 0
-    assert "clean" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("words", ["sim", "sim dance", "sim fuzz --seeds x", "sim fuzz --seeds 0"])
-def test_command__bad_input_is_one_line_and_exit_2(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words.split()) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("atoll: ")
-    assert said.count("\n") == 1

@@ -30,7 +30,7 @@ LARGE = Plan(
     learners=tuple(
         LearnerSpec(
             name=f"l{i}",
-            step_ns=(50 + 13 * i) * MS,
+            step_ns=(150 + 13 * i) * MS,
             jitter=0.2,
             tail=0.01,
             latency_ns=20 * MS,

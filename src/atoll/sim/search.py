@@ -30,8 +30,8 @@ def run_plan(plan: Plan) -> FaultWorld:
     return world
 
 
-def outcome_of(plan: Plan) -> Outcome:
-    """Run a plan and catch what it does."""
+def watched(plan: Plan) -> tuple[Outcome, FaultWorld | None]:
+    """Run a plan and catch what it does; the world as it was then, None where it could not be made."""
     world = None
     try:
         world = FaultWorld(plan)
@@ -46,8 +46,13 @@ def outcome_of(plan: Plan) -> Outcome:
     else:
         kind, text = "ok", ""
     if world is None:
-        return Outcome(plan.seed, kind, text)
-    return Outcome(plan.seed, kind, text, world.syncer.core.slots.reached, world.coverage.counts)
+        return Outcome(plan.seed, kind, text), None
+    return Outcome(plan.seed, kind, text, world.syncer.core.slots.reached, world.coverage.counts), world
+
+
+def outcome_of(plan: Plan) -> Outcome:
+    """Run a plan and catch what it does."""
+    return watched(plan)[0]
 
 
 def outcome(seed: int) -> Outcome:
