@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from atoll.core.layout import make_layout
 from atoll.core.messages import Announce, Life
-from atoll.sim.learner import LearnerSpec
+from atoll.sim.plan import LearnerSpec
 from atoll.sim.world import World
 from atoll.tensors.codec import decode, encode
 from atoll.tensors.flat import gather, parameters_by_name, scatter_, specs_of

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from atoll.core.records import ClosedLine, LifeEndLine, Merge1, QuorumLine, SlotLine, StartLine
 from atoll.errors import ConfigError
 from atoll.sim import scenario
+from atoll.sim.draw import draw
 from atoll.sim.keys import LASTING
-from atoll.sim.plan import FAULTS, MS, SLOT_STATES, SYNCER_FAULTS, Fault, LearnerSpec, Plan, Site
+from atoll.sim.plan import FAULTS, MS, SYNCER_FAULTS, WHENS, Fault, LearnerSpec, Plan, Site
 from atoll.sim.promises import EXPECT, SHARES, check_expectations, densest, figures
+from atoll.sim.scenario import NUMBERED
 
 GOOD = """\
 about = "one learner"
@@ -93,8 +95,8 @@ def faults(draw: st.DrawFn, names: list[str]) -> Fault:
         at_ns=draw(times),
         for_ns=draw(times),
         learner="" if kind in SYNCER_FAULTS else draw(st.sampled_from(names)),
-        factor=float(draw(st.integers(1, 3))) if kind == "stranger" else draw(st.floats(1, 100)),
-        when=draw(st.sampled_from(["", *SLOT_STATES])),
+        factor=float(draw(st.integers(1, len(NUMBERED[kind])))) if kind in NUMBERED else draw(st.floats(1, 100)),
+        when=draw(st.sampled_from(["", *WHENS])),
     )
 
 
@@ -188,15 +190,21 @@ BAD = [
     (FAULT + 'kind = "crahs"\nat_ms = 1\n', "x: [[fault]] 1: kind=\"crahs\" is unknown; did you mean 'crash'?"),
     (FAULT + 'kind = "stop"\nat_ms = -1\n', "x: [[fault]] 1: at_ms=-1 must be at least 0"),
     (FAULT + 'kind = "crash"\nat_ms = 1\n', 'x: [[fault]] 1: learner is missing; kind="crash" must say whom'),
-    (FAULT + 'kind = "crash"\nat_ms = 1\nlearner = "l1"\n', "learner=\"l1\" is unknown; use one of l0"),
+    (FAULT + 'kind = "crash"\nat_ms = 1\nlearner = "l1"\n', 'learner="l1" is unknown; use one of l0'),
     (FAULT + 'kind = "stop"\nat_ms = 1\nlearner = "l0"\n', 'learner="l0" cannot be struck by kind="stop"'),
     (FAULT + 'kind = "sleep"\nat_ms = 1\nlearner = "l0"\n', 'for_ms=0 makes kind="sleep" do nothing'),
     (
         FAULT + 'kind = "straggle"\nat_ms = 1\nfor_ms = 1\nlearner = "l0"\nfactor = 0.5\n',
         "factor=0.5 must be 1 or more",
     ),
-    (FAULT + 'kind = "stranger"\nat_ms = 1\nfactor = 4\n', "factor=4 must be 1 (run)"),
-    (FAULT + 'kind = "stop"\nat_ms = 1\nwhen = "grce"\n', "when=\"grce\" is no state of a slot; did you mean 'grace'?"),
+    (
+        FAULT + 'kind = "stranger"\nat_ms = 1\nfactor = 5\n',
+        'factor=5 of kind="stranger" must be one of 1 (run), 2 (protocol)',
+    ),
+    (
+        FAULT + 'kind = "stop"\nat_ms = 1\nwhen = "grce"\n',
+        "when=\"grce\" is nothing to wait for; did you mean 'grace'?",
+    ),
     (GOOD + "[expect]\nyield = 1\n", "x: [expect]: key \"yield\" is unknown; did you mean 'yield_min'?"),
     (GOOD + "[expect]\nyield_min = 1.5\n", "x: [expect]: yield_min=1.5 must be at least 0 and at most 1"),
     (GOOD + '[expect]\nslots_min = "3"\n', 'x: [expect]: slots_min="3" must be a finite number'),
@@ -253,6 +261,17 @@ def test_every_shipped_scenario_loads_says_what_it_is_about_and_promises(name: s
     assert re.fullmatch(r"[A-Z].{20,}\.", found.about)
     assert found.plan.expect
     assert scenario.loads(scenario.dumps(found.plan), name) == found.plan
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_every_drawn_plan_is_a_valid_scenario(seed: int) -> None:
+    plan = draw(seed)
+    assert scenario.loads(scenario.dumps(plan), plan.name) == plan
+
+
+def test_a_fault_may_name_a_newcomer() -> None:
+    text = FAULT + 'kind = "join"\nat_ms = 1\nlearner = "l0"\n[[fault]]\nkind = "crash"\nat_ms = 2\nlearner = "n1"\n'
+    assert scenario.loads(text, "x").faults[1].learner == "n1"
 
 
 def test_lasting_faults_are_those_whose_text_says_for_how_long() -> None:

@@ -119,7 +119,7 @@ def test_pace__surplus_from_an_outage_is_forgotten() -> None:
 
     def cut(yes: bool) -> None:
         for agent in world.agents.values():
-            agent.cut_control(cut=yes)
+            (agent.cut_control if yes else agent.mend_control)()
 
     world.at(10 * S, lambda: cut(True))
     world.at(25 * S, lambda: cut(False))
@@ -177,7 +177,7 @@ def test_recovery__a_name_that_is_alive_is_refused_until_its_life_ends() -> None
 
 def test_hang__a_learner_that_wakes_goes_on_and_loses_nothing() -> None:
     world = World(seed=9, learners=equal(3), steps=240)
-    world.at(8 * S, lambda: world.pause("l1", 6 * S))
+    world.at(8 * S, lambda: world.hang("l1", 6 * S))
     world.run()
     states = [m.state for m in world.records(MemberLine) if m.name == "l1"]
     assert "idle" in states
@@ -188,8 +188,8 @@ def test_hang__a_learner_that_wakes_goes_on_and_loses_nothing() -> None:
 
 def test_link__control_cut_and_back__the_same_life_goes_on() -> None:
     world = World(seed=10, learners=equal(3), steps=240)
-    world.at(8 * S, lambda: world.agents["l1"].cut_control(cut=True))
-    world.at(12 * S, lambda: world.agents["l1"].cut_control(cut=False))
+    world.at(8 * S, lambda: world.agents["l1"].cut_control())
+    world.at(12 * S, lambda: world.agents["l1"].mend_control())
     world.run()
     assert len([e for e in ends(world) if e.name == "l1"]) == 1
     assert yield_of(world) > 0.999
@@ -200,7 +200,8 @@ def test_link__bulk_cut_for_long__participation_falls_and_the_books_hold(take: s
     world = World(seed=11, learners=equal(3), steps=480, take=take)
 
     def cut(yes: bool) -> None:
-        world.agents["l1"].bulk_cut = yes
+        bulk = world.agents["l1"].bulk
+        (bulk.hold if yes else bulk.release)()
 
     world.at(8 * S, lambda: cut(True))
     world.at(28 * S, lambda: cut(False))
@@ -232,7 +233,7 @@ def test_disk_full__merges_stop_learners_go_on_and_all_is_merged_later() -> None
     world = World(seed=14, learners=equal(3), steps=240)
 
     def full(yes: bool) -> None:
-        world.syncer.disk_full = yes
+        world.syncer.disk.full = yes
 
     world.at(8 * S, lambda: full(True))
     world.at(11 * S, lambda: full(False))
@@ -326,7 +327,7 @@ def test_finish__one_that_dies_in_it_is_not_waited_for() -> None:
 
 def test_finish__one_that_hangs_in_it_is_waited_for_only_for_the_bound() -> None:
     world = World(seed=23, learners=equal(3))
-    world.at(23 * S + 700 * MS, lambda: world.pause("l1", 1000 * S))
+    world.at(23 * S + 700 * MS, lambda: world.hang("l1", 1000 * S))
     world.run()
     assert world.clock.now_ns < 60 * S
     assert sum(sum(e.lost) for e in ends(world) if e.name == "l1") >= 0
@@ -370,7 +371,7 @@ def test_ten_equal_runs_of_a_seed_give_equal_tapes(seed: int) -> None:
 def test_quorum_counts_ready__participation_is_reported_apart() -> None:
     """Hazard 12: size, live and contributors are three numbers."""
     world = World(seed=26, learners=equal(4), steps=120)
-    world.at(5 * S, lambda: world.pause("l3", 100 * S))
+    world.at(5 * S, lambda: world.hang("l3", 100 * S))
     world.run()
     late = [c for c in world.records(ClosedLine) if c.now_ns > 8 * S and c.slot <= world.config.slots]
     assert all((c.ready, c.live, len(c.participants)) == (3, 4, 3) for c in late)
@@ -383,8 +384,8 @@ def test_lock_mode__a_stream_that_comes_back_in_mid_step_does_not_begin_a_wait(m
     thin = equal(2, up_bytes_per_s=NEED / 4, latency_ns=20 * MS)
     for offset in range(0, 4000, 390):
         world = World(seed=27, learners=thin, mode=mode, fragments=fragments, overlap=overlap, steps=96)
-        world.at(4 * S + offset * MS, lambda w=world: w.agents["l1"].cut_control(cut=True))  # type: ignore[misc]
-        world.at(5 * S + offset * MS, lambda w=world: w.agents["l1"].cut_control(cut=False))  # type: ignore[misc]
+        world.at(4 * S + offset * MS, lambda w=world: w.agents["l1"].cut_control())  # type: ignore[misc]
+        world.at(5 * S + offset * MS, lambda w=world: w.agents["l1"].mend_control())  # type: ignore[misc]
         world.run()
 
 
@@ -397,8 +398,8 @@ def test_link__a_short_cut_of_the_control_stream_costs_no_life(take: str) -> Non
         world = World(seed=28, learners=learners, take=take, steps=60)
         for k in factors:
             agent = world.agents[f"x{k}"]
-            world.at((2000 + offset) * MS, lambda a=agent: a.cut_control(cut=True))  # type: ignore[misc]
-            world.at((2050 + offset) * MS, lambda a=agent: a.cut_control(cut=False))  # type: ignore[misc]
+            world.at((2000 + offset) * MS, lambda a=agent: a.cut_control())  # type: ignore[misc]
+            world.at((2050 + offset) * MS, lambda a=agent: a.mend_control())  # type: ignore[misc]
         world.run()
         assert {e.reason for e in ends(world)} == {"finished"}
 
@@ -413,8 +414,8 @@ def test_streaming__updates_that_are_held_back_leave_a_place_for_the_one_that_is
     ]
     for at_ms in range(7096, 7200, 24):
         world = World(seed=162, learners=learners, mode="streaming", take="overwrite", overlap=7, interval=8, steps=60)
-        world.at(at_ms * MS, lambda w=world: w.agents["l1"].cut_control(cut=True))  # type: ignore[misc]
-        world.at((at_ms + 1000) * MS, lambda w=world: w.agents["l1"].cut_control(cut=False))  # type: ignore[misc]
+        world.at(at_ms * MS, lambda w=world: w.agents["l1"].cut_control())  # type: ignore[misc]
+        world.at((at_ms + 1000) * MS, lambda w=world: w.agents["l1"].mend_control())  # type: ignore[misc]
         world.run(limit_s=300)
 
 
@@ -429,8 +430,8 @@ def test_link__a_cut_near_the_end_is_no_reason_to_give_up() -> None:
     world = World(seed=31, learners=equal(2), steps=60)
     for name in ("l0", "l1"):
         agent = world.agents[name]
-        world.at(5000 * MS, lambda a=agent: a.cut_control(cut=True))  # type: ignore[misc]
-        world.at(7000 * MS, lambda a=agent: a.cut_control(cut=False))  # type: ignore[misc]
+        world.at(5000 * MS, lambda a=agent: a.cut_control())  # type: ignore[misc]
+        world.at(7000 * MS, lambda a=agent: a.mend_control())  # type: ignore[misc]
     world.run()
     assert {e.reason for e in ends(world)} == {"finished"}
     assert yield_of(world) == 1.0

@@ -86,6 +86,7 @@ class Agent:
         self._leave: Leave | None = None
         self._leave_by_ns = 0
         self._uploads: list[_Upload] = []
+        self._seed_offered = False
         self._upload: _Upload | None = None
         self._upload_after_ns = 0
         self._downloads: dict[int, UpdateReady] = {}
@@ -206,6 +207,7 @@ class Agent:
 
     def _on_seed_offered(self, event: SeedOffered) -> None:
         self._uploads = [_Upload(piece, 0, size) for piece, size in enumerate(event.sizes_bytes)]
+        self._seed_offered = True
 
     def _settled(self, piece: int, seq: int) -> None:
         """A fate came: its bytes are not wanted any more."""
@@ -233,7 +235,18 @@ class Agent:
 
     # ------------------------------------------------------------ downloads
 
+    def _drop_seed_uploads(self) -> None:
+        """Version 0 exists: one that was named for it and was silent meanwhile need not send a whole model."""
+        self._uploads = [u for u in self._uploads if u.seq]
+        running = self._upload
+        if running is not None and not running.seq:
+            running.wanted = False
+            self._actions.append(StopUpload(running.piece, running.seq))
+
     def _update_ready(self, message: UpdateReady) -> None:
+        if self._seed_offered:
+            self._seed_offered = False
+            self._drop_seed_uploads()
         delivered = self._delivered.get(message.piece)
         if delivered is not None and message.version <= delivered:
             return

@@ -102,6 +102,7 @@ class Roster:
         self._ctx = ctx
         self._config: RunConfig = ctx.config
         self._current: dict[str, Member] = {}
+        self._ordered: list[Member] = []
         self._by_stream: dict[int, Member] = {}
         self._settling: dict[Life, Member] = {}
         self._granted = 0
@@ -111,18 +112,27 @@ class Roster:
 
     def __iter__(self) -> Iterator[Member]:
         """Current lives in id order, ended ones excluded."""
-        return iter(sorted(self._current.values(), key=lambda m: m.life))
+        return iter(self._ordered)
+
+    def __len__(self) -> int:
+        return len(self._ordered)
+
+    def _order(self) -> None:
+        """A new list, so that a loop over the old one may end lives."""
+        self._ordered = sorted(self._current.values(), key=lambda m: m.life)
 
     def present(self) -> list[Member]:
         """Connected ones in id order."""
-        return [m for m in self if m.present]
+        return [m for m in self._ordered if m.present]
 
     def ready(self) -> list[Member]:
         """Those that count for quorum, grace and "all" (R10)."""
-        return [m for m in self if m.ready]
+        return [m for m in self._ordered if m.state == "ready"]
 
     def with_open(self) -> list[Member]:
         """All whose contributions may still be on their way, ended lives too, in id order."""
+        if not self._settling:
+            return self._ordered
         return sorted([*self._current.values(), *self._settling.values()], key=lambda m: m.life)
 
     def by_name(self, name: str) -> Member | None:
@@ -137,6 +147,10 @@ class Roster:
         if member is not None and member.life == life:
             return member
         return self._settling.get(life)
+
+    def longest_away(self) -> Member:
+        """Who was heard of least recently among those that are away."""
+        return min((m for m in self if not m.present), key=lambda m: (m.last_sign_ns, m.life))
 
     def kth_step_ns(self, k: int) -> float | None:
         """Step time of the k-th fastest ready learner whose average is known (R5)."""
@@ -163,6 +177,7 @@ class Roster:
             clock=clock,
         )
         self._current[name] = member
+        self._order()
         self._by_stream[stream] = member
         return member
 
@@ -188,6 +203,7 @@ class Roster:
         """This life is over. Its complete contributions live on; its books close when the last is settled."""
         self.move(member, "gone", reason)
         del self._current[member.life.name]
+        self._order()
         if member.stream is not None:
             self._by_stream.pop(member.stream, None)
             member.stream = None

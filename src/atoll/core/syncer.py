@@ -62,11 +62,12 @@ from atoll.core.slots import SlotEngine
 class Syncer:
     """The state machine of a syncer with one shard. `handle` is its only entrance."""
 
-    def __init__(self, config: RunConfig, layout: Layout) -> None:
+    def __init__(self, config: RunConfig, layout: Layout, *, learners_max: int = LEARNERS_MAX) -> None:
         assert len(layout.pieces) == config.fragments
         self._ctx = Context(config, layout)
         self._config = config
         self._layout = layout
+        self._learners_max = learners_max
         self.roster = Roster(self._ctx)
         self.slots = SlotEngine(self._ctx, self.roster)
         self.finish = Finish(self._ctx, self.roster, self.slots)
@@ -134,7 +135,7 @@ class Syncer:
             self.slots.next_deadline_ns(),
             self.finish.next_deadline_ns(),
         ]
-        wanted = min((d for d in deadlines if d is not None), default=None)
+        wanted = min((d for d in deadlines if d is not None and d > self._ctx.now_ns), default=None)
         if wanted is not None and wanted != self._timer_ns:
             self._ctx.act(SetTimer(wanted))
         self._timer_ns = wanted
@@ -233,8 +234,8 @@ class Syncer:
             return Refuse("finished", "the run is over")
         if member is not None and member.present:
             return Refuse("name", f"the name {hello.name!r} is in use by a live learner; choose another --name")
-        if member is None and sum(1 for _ in self.roster) >= LEARNERS_MAX:
-            return Refuse("settings", f"the syncer has {LEARNERS_MAX} learners already")
+        if member is None and len(self.roster.present()) >= self._learners_max:
+            return Refuse("settings", f"the syncer has {self._learners_max} learners already")
         return None
 
     def _admit(self, event: StreamOpened) -> None:
@@ -243,6 +244,9 @@ class Syncer:
         old = self.roster.by_name(name)
         if old is not None:
             self._end_life(old, "replaced", f"another learner joined as {name!r}")
+        elif len(self.roster) >= self._learners_max:
+            gone = self.roster.longest_away()
+            self._end_life(gone, "its place was needed", f"a newcomer took the place of {gone.life.name!r}")
         member = self.roster.grant(name, event.stream, self.slots.reached * self._config.slot_steps)
         self._ctx.write(GrantLine(self._ctx.now_ns, name, member.life.generation), sync=True)
         self._welcome(member, resumed=False)

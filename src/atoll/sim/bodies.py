@@ -1,8 +1,9 @@
 """What a learner of the virtual world trains, and what its syncer merges: stand-ins, or the real thing handed in.
 
 The stand-in keeps r = theta - A of every piece as a number of tokens: a step adds its tokens, a capture must find
-exactly the tokens that the ledger says, a rebase subtracts what was sent. So weights that do not fit the delta (hazard
-5) or work that is merged twice (hazard 45) show at once.
+exactly the tokens that the ledger says, a rebase subtracts what was sent. The syncer's side of it counts the tokens
+that are in a version; a learner that takes it must find what was committed. So weights that do not fit the delta
+(hazard 5), work that is merged twice (hazard 45) and parameters that were never committed (hazard 10) show at once.
 """
 
 from __future__ import annotations
@@ -51,13 +52,16 @@ class Shop(Protocol):
 
 
 class StandIn:
-    """Displacements as numbers of tokens."""
+    """Displacements as numbers of tokens; the anchor as the number of tokens that its version contains."""
 
     def __init__(self, world: World, life: Life) -> None:
-        self.displacement = [0] * world.config.fragments
-        self._sent = [0] * world.config.fragments
+        pieces = world.config.fragments
+        self.displacement = [0] * pieces
+        self.anchors: list[int | None] = [None] * pieces
+        self._sent = [0] * pieces
 
     def step(self, tokens: int) -> None:
+        assert None not in self.anchors, "a learner trained before it had all first parameters (hazard 8)"
         self.displacement = [r + tokens for r in self.displacement]
 
     def capture(self, announce: Announce) -> int:
@@ -66,13 +70,16 @@ class StandIn:
         return announce.c_tokens
 
     def capture_seed(self) -> list[Any]:
+        assert not any(self.displacement), "version 0 comes from one that has not trained"
         return [0] * len(self.displacement)
 
     def take(self, piece: int, payload: Any, how: str, *, subtract_sent: bool) -> None:
+        self.anchors[piece] = payload
         if how in ("adopt", "overwrite"):
             self.displacement[piece] = 0
         elif subtract_sent:
             self.displacement[piece] -= self._sent[piece]
+        assert self.displacement[piece] >= 0, "work was subtracted that was not there"
 
     def revert(self, piece: int) -> None:
         self.displacement[piece] = 0
@@ -82,16 +89,19 @@ class StandIn:
 
 
 class StandInShop:
-    """Merges nothing."""
+    """Theta of a piece as the number of tokens that were merged into it."""
 
     def __init__(self, world: World) -> None:
-        pass
+        self._theta = [0] * world.config.fragments
+        self._staged = [0] * world.config.fragments
 
     def seed(self, piece: int, payload: Any) -> None:
-        pass
+        assert payload == 0, "version 0 holds work already"
 
     def merge(self, piece: int, payloads: list[Any], weights: list[float]) -> None:
         assert all(weight > 0 for weight in weights)
+        self._staged[piece] = self._theta[piece] + sum(payloads)
 
-    def published(self, piece: int) -> Any:
-        return None
+    def published(self, piece: int) -> int:
+        self._theta[piece] = self._staged[piece]
+        return self._theta[piece]

@@ -23,6 +23,10 @@ class Clock:
         """Run `callback` after `delay_ns`."""
         self.call_at(self.now_ns + int(delay_ns), callback)
 
+    def due(self) -> bool:
+        """True while something is to be done at this very instant."""
+        return bool(self._heap) and self._heap[0][0] <= self.now_ns
+
     def run_next(self) -> bool:
         """Run the earliest callback; False when there is none."""
         if not self._heap:

@@ -14,7 +14,7 @@ from math import inf, isfinite
 from typing import Any
 
 from atoll.errors import ConfigError
-from atoll.sim.plan import FAULTS, MS, SLOT_STATES
+from atoll.sim.plan import FAULTS, MS, WHENS
 
 TIME_MS_MAX = 10**12
 """Some 31 years."""
@@ -154,10 +154,8 @@ FAULT = (
     Key("for_ms", "for_ns", "ms", "for how long"),
     Key("learner", "learner", "text", "whom it strikes; faults of the syncer name nobody"),
     Key("factor", "factor", "number", "how much slower or thinner", low=1),
-    Key(
-        "when", "when", "text", f"strikes when, from at_ms on, a slot is first {', '.join(SLOT_STATES)}; else at at_ms"
-    ),
+    Key("when", "when", "text", f"strikes when, from at_ms on, a slot or the run is first {', '.join(WHENS)}"),
 )
 
-LASTING = frozenset(FAULTS) - {"crash", "terminate", "join", "same name", "stranger", "stop"}
+LASTING = frozenset(FAULTS) - {"crash", "terminate", "join", "same name", "stranger", "rogue", "stop"}
 """Faults that do nothing without for_ms."""

@@ -28,7 +28,8 @@ FAULTS = {
     "thin link": "the learner's link carries 1/factor of its bytes for for_ms",
     "join": "a newcomer, made like `learner`",
     "same name": "a second process under the name of `learner`",
-    "stranger": "a Hello of another run, protocol version or layout (factor 1, 2, 3)",
+    "stranger": "a Hello of another run, protocol version, layout or an unknown life (factor 1 to 4)",
+    "rogue": "a learner joins and breaks the protocol (factor 1 to 8, see rogue.LIES)",
     "disk full": "the syncer's disk takes nothing for for_ms",
     "disk slow": "its writes take `factor` times as long for for_ms",
     "syncer sleeps": "the syncer stands still for for_ms",
@@ -36,10 +37,17 @@ FAULTS = {
 }
 """What can go wrong. Faults of the syncer name no learner."""
 
-SYNCER_FAULTS = frozenset({"disk full", "disk slow", "syncer sleeps", "stop", "stranger"})
+SYNCER_FAULTS = frozenset({"disk full", "disk slow", "syncer sleeps", "stop", "stranger", "rogue"})
 
-SLOT_STATES = ("open", "grace", "final", "collecting", "waiting", "merging", "committing", "retrying")
-"""States of a slot that last. `open`: no slot is in grace or final."""
+SLOT_STATES = ("open", "grace", "final", "collecting", "merging", "committing", "retrying")
+"""States of a slot that last. `open`: no slot is in grace or final.
+
+`waiting` does not: a slot waits only while an earlier one of its piece is on its way, and the rules hardly let that be
+(one contribution per piece and learner is unsettled, and no slot opens while the syncer is behind with its piece).
+"""
+
+WHENS = (*SLOT_STATES, "finished")
+"""What a fault may wait for: a state of a slot, or the phase after the last merge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +90,7 @@ class Fault:
     learner: str = ""
     factor: float = 1.0
     when: str = ""
-    """A state of SLOT_STATES: strikes when, from `at_ns` on, a slot is first in it. Empty: strikes at `at_ns`."""
+    """One of WHENS: strikes when, from `at_ns` on, that is first so. Empty: strikes at `at_ns`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,8 +33,9 @@ from atoll.sim.keys import (
     nearest,
     shown,
 )
-from atoll.sim.plan import FAULTS, SLOT_STATES, SYNCER_FAULTS, Fault, LearnerSpec, Plan, Site
+from atoll.sim.plan import FAULTS, SYNCER_FAULTS, WHENS, Fault, LearnerSpec, Plan, Site
 from atoll.sim.promises import EXPECT, SHARES, check_expectations, figures
+from atoll.sim.rogue import LIES, STRANGERS
 
 __all__ = ["EXPECT", "Scenario", "check_expectations", "config_of", "dumps", "figures", "find", "load", "loads",
            "named", "names", "parse"]  # fmt: skip
@@ -44,7 +45,8 @@ FRAGMENTS_MAX = 10_000
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 SETTINGS = tuple(field.name for field in fields(RunConfig) if field.name != "run_id")
 TABLES = ("about", *(key.name for key in TOP), "settings", "learner", "site", "fault", "expect")
-STRANGERS = (1, 2, 3)
+NUMBERED = {"stranger": STRANGERS, "rogue": LIES}
+"""Faults whose factor says which of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +200,9 @@ def _fault(row: dict[str, Any], where: str) -> Fault:
     fault = Fault(**row)
     if fault.kind not in FAULTS:
         raise ConfigError(f"{where}: kind={shown(fault.kind)} is unknown; {nearest(fault.kind, FAULTS)}")
-    if fault.when and fault.when not in SLOT_STATES:
-        remedy = nearest(fault.when, SLOT_STATES)
-        raise ConfigError(f"{where}: when={shown(fault.when)} is no state of a slot; {remedy}")
+    if fault.when and fault.when not in WHENS:
+        remedy = nearest(fault.when, WHENS)
+        raise ConfigError(f"{where}: when={shown(fault.when)} is nothing to wait for; {remedy}")
     of_syncer = fault.kind in SYNCER_FAULTS
     if of_syncer and fault.learner:
         raise ConfigError(
@@ -211,8 +213,10 @@ def _fault(row: dict[str, Any], where: str) -> Fault:
         raise ConfigError(f"{where}: learner is missing; kind={shown(fault.kind)} must say whom it strikes")
     if fault.kind in LASTING and not fault.for_ns:
         raise ConfigError(f"{where}: for_ms=0 makes kind={shown(fault.kind)} do nothing; say how long it lasts")
-    if fault.kind == "stranger" and fault.factor not in STRANGERS:
-        raise ConfigError(f"{where}: factor={fault.factor:g} must be 1 (run), 2 (version) or 3 (layout) for a stranger")
+    kinds = NUMBERED.get(fault.kind)
+    if kinds and fault.factor not in range(1, len(kinds) + 1):
+        listed = ", ".join(f"{number} ({name})" for number, name in enumerate(kinds, 1))
+        raise ConfigError(f"{where}: factor={fault.factor:g} of kind={shown(fault.kind)} must be one of {listed}")
     return fault
 
 
@@ -227,8 +231,10 @@ def _check_names(file: str, table: str, things: tuple[LearnerSpec, ...] | tuple[
 def _check_links(
     file: str, learners: tuple[LearnerSpec, ...], sites: tuple[Site, ...], faults: tuple[Fault, ...]
 ) -> None:
-    """Every learner and site that is named is there."""
+    """Every learner and site that is named is there, or comes later."""
     places, people = [site.name for site in sites], [spec.name for spec in learners]
+    joins = sum(fault.kind == "join" for fault in faults)
+    people += [f"n{number + 1}" for number in range(joins)]  # what the world calls newcomers
     for spec in learners:
         if spec.site and spec.site not in places:
             remedy = nearest(spec.site, places) if places else f"add [[site]] with name = {literal(spec.site)}"

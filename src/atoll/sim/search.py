@@ -6,6 +6,7 @@ import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 
+from atoll.sim.coverage import Coverage
 from atoll.sim.draw import draw
 from atoll.sim.faults import FaultWorld, NoProgress
 from atoll.sim.plan import Plan
@@ -32,10 +33,11 @@ def run_plan(plan: Plan) -> FaultWorld:
 
 def watched(plan: Plan) -> tuple[Outcome, FaultWorld | None]:
     """Run a plan and catch what it does; the world as it was then, None where it could not be made."""
-    world = None
+    world, coverage = None, Coverage()
     try:
-        world = FaultWorld(plan)
-        world.run_plan()
+        with coverage.watching():
+            world = FaultWorld(plan, coverage)
+            world.run_plan()
     except NoProgress as error:
         kind, text = "liveness", str(error)
     except AssertionError as error:
@@ -45,9 +47,8 @@ def watched(plan: Plan) -> tuple[Outcome, FaultWorld | None]:
         kind, text = "crash", traceback.format_exc().strip()
     else:
         kind, text = "ok", ""
-    if world is None:
-        return Outcome(plan.seed, kind, text), None
-    return Outcome(plan.seed, kind, text, world.syncer.core.slots.reached, world.coverage.counts), world
+    slots = world.syncer.core.slots.reached if world is not None else 0
+    return Outcome(plan.seed, kind, text, slots, coverage.counts), world
 
 
 def outcome_of(plan: Plan) -> Outcome:

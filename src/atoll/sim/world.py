@@ -12,17 +12,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from atoll.core import events as ev
 from atoll.core.config import RunConfig
 from atoll.core.layout import Layout, TensorSpec, make_layout
-from atoll.core.messages import Life
+from atoll.core.messages import Announce, Life
+from atoll.sim.agent import SimAgent
 from atoll.sim.bodies import Body, Shop, StandIn, StandInShop
 from atoll.sim.checkers import Checkers
 from atoll.sim.clock import Clock
-from atoll.sim.learner import LearnerSpec, SimAgent, SimLearner
+from atoll.sim.learner import SimLearner
+from atoll.sim.links import Rate
+from atoll.sim.plan import MS, LearnerSpec, S, Site
 from atoll.sim.syncer import SimSyncer
 
-MS = 1_000_000
-S = 1_000 * MS
+__all__ = ["MS", "LearnerSpec", "S", "World"]
 EVENTS_MAX = 20_000_000
 
 
@@ -39,12 +42,17 @@ class World:
         *,
         seed: int,
         learners: Sequence[LearnerSpec],
+        expected: int | None = None,
+        sites: Sequence[Site] = (),
         steps: int = 240,
         fragments: int = 8,
         interval: int = 24,
         piece_values: int = 50_000,
         merge_ns: int = 2 * MS,
         commit_ns: int = 1 * MS,
+        learners_max: int = 0,
+        linger_ns: int = 0,
+        lossy: bool = False,
         layout: Layout | None = None,
         make_body: Callable[[World, Life], Body] = StandIn,
         make_shop: Callable[[World], Shop] = StandInShop,
@@ -53,9 +61,15 @@ class World:
         self.seed = seed
         self.make_body = make_body
         self.make_shop = make_shop
-        settings.setdefault("learners", len(learners))
+        self.linger_ns = linger_ns
+        self.lossy = lossy
         self.config = RunConfig(
-            run_id=f"sim-{seed}", steps=steps, fragments=fragments, interval=interval, **settings
+            run_id=f"sim-{seed}",
+            steps=steps,
+            fragments=fragments,
+            interval=interval,
+            learners=len(learners) if expected is None else expected,
+            **settings,
         )
         self.layout = layout if layout is not None else even_layout(fragments, piece_values)
         width = 2 if self.config.payload == "bf16" else 4
@@ -63,12 +77,17 @@ class World:
         self.clock = Clock()
         self.lives: list[SimLearner] = []
         self.agents: dict[str, SimAgent] = {}
+        """The newest process of each name."""
+        self.processes: list[SimAgent] = []
+        self._sites = {s.name: (Rate(s.up_bytes_per_s), Rate(s.down_bytes_per_s)) for s in sites}
         self._streams = 0
-        self.syncer = SimSyncer(self, merge_ns=merge_ns, commit_ns=commit_ns)
         self.checkers = Checkers(self)
+        self.syncer = SimSyncer(self, merge_ns=merge_ns, commit_ns=commit_ns, learners_max=learners_max)
         self.syncer.start()
         for spec in learners:
-            self.join(spec)
+            self.clock.call_at(spec.joins_at_ns, lambda spec=spec: self.join(spec))  # type: ignore[misc]
+        while self.clock.due():
+            self.clock.run_next()
 
     # ------------------------------------------------------------ making things happen
 
@@ -76,15 +95,22 @@ class World:
         self._streams += 1
         return self._streams
 
-    def join(self, spec: LearnerSpec) -> None:
-        """A learner process starts now."""
-        agent = SimAgent(self, spec)
-        self.agents[spec.name] = agent
-        agent.start()
+    def site_rates(self, spec: LearnerSpec, *, up: bool) -> list[Rate]:
+        """The shared link of a learner's site, if it has one."""
+        return [self._sites[spec.site][0 if up else 1]] if spec.site else []
 
-    def join_beside(self, spec: LearnerSpec) -> None:
+    def join(self, spec: LearnerSpec) -> SimAgent:
+        """A learner process starts now."""
+        agent = self.join_beside(spec)
+        self.agents[spec.name] = agent
+        return agent
+
+    def join_beside(self, spec: LearnerSpec) -> SimAgent:
         """Another process under a name that may be in use; it takes over only if the first is gone."""
-        SimAgent(self, spec).start()
+        agent = SimAgent(self, spec)
+        self.processes.append(agent)
+        agent.start()
+        return agent
 
     def at(self, at_ns: int, action: Callable[[], None]) -> None:
         """Do something at a virtual time."""
@@ -99,19 +125,35 @@ class World:
         if back_after_ns is not None:
             self.clock.call_after(back_after_ns, lambda: self.join(agent.spec))
 
-    def pause(self, name: str, for_ns: int) -> None:
+    def hang(self, name: str, for_ns: int) -> None:
         """The training thread hangs while its agent lives (compile, gc, a debugger)."""
         learner = self.agents[name].learner
-        assert learner is not None
-        learner.paused_until_ns = self.clock.now_ns + for_ns
+        if learner is not None:
+            learner.hung_until_ns = self.clock.now_ns + for_ns
 
-    def fault_of(self, life: Life) -> tuple[bool, bool, float]:
-        """(hash ok, finite, norm) of a contribution that arrives from `life`; replace it to have bad ones."""
+    # ------------------------------------------------------------ what chance may spoil
+
+    def fault_of(self, announce: Announce) -> tuple[bool, bool, float]:
+        """(hash ok, finite, norm) of a contribution that arrives."""
         return True, True, 1.0
 
-    def check(self) -> None:
-        """Every invariant, at this instant."""
-        self.checkers.check()
+    def merge_is_finite(self) -> bool:
+        """Whether a merge of finite inputs is finite."""
+        return True
+
+    def download_is_whole(self) -> bool:
+        """Whether a download's bytes match their hash."""
+        return True
+
+    # ------------------------------------------------------------ called by the drivers
+
+    def after_syncer(self, event: ev.SyncerEvent) -> None:
+        """The syncer has taken an event and its actions are carried out."""
+        self.checkers.after_syncer(event)
+
+    def after_learner(self) -> None:
+        """A learner has passed a boundary."""
+        self.checkers.after_learner()
 
     # ------------------------------------------------------------ running
 
@@ -135,7 +177,8 @@ class World:
         core = self.syncer.core
         members = ", ".join(f"{m.life} {m.state} clock {m.clock}" for m in core.roster)
         slots = ", ".join(f"{s.number} {s.state}" for s in core.slots.live.values())
-        return f"phase {core.finish.phase}, T={core.slots.reached}, slots [{slots}], members [{members}]"
+        waits = ", ".join(f"{x.life} waits: {x.cause}" for x in self.lives if x.alive and x.blocked)
+        return f"phase {core.finish.phase}, T={core.slots.reached}, slots [{slots}], members [{members}], [{waits}]"
 
     # ------------------------------------------------------------ reading the outcome
 
