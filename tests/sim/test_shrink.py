@@ -90,7 +90,7 @@ def test_a_minimal_plan_is_reached() -> None:
         seed=7,
         settings={"steps": 1, "fragments": 1, "interval": 1},
         learners=(LearnerSpec(name="l1", jitter=0.0),),
-        faults=(Fault(kind="crash", at_ns=2 * S, learner="l1"),),
+        faults=(Fault(kind="crash", at_ns=1 * S, learner="l1"),),
         heal_at_ns=60 * S,
         limit_ns=1200 * S,
     )

@@ -144,7 +144,7 @@ def test_a_failure_says_what_was_drawn_and_how_to_repeat_it(monkeypatch: pytest.
     assert "seed 1: limit" in said
     assert "safety: token merged twice\n" in said
     assert "repeat with: atoll sim fuzz --seeds 1 --seed 1 --jobs 1\n" in said
-    assert "3 faults, 1 learners, 100 steps -> 1 faults, 1 learners, 1 steps\n" in said
+    assert "3 faults, 1 learner, 100 steps -> 1 fault, 1 learner, 1 step\n" in said
     assert "repeat with: atoll sim run sim-failures/safety-1.toml\n" in said
     assert len(load("sim-failures/safety-1.toml").faults) == 1
 
@@ -170,11 +170,21 @@ def test_one_failure_of_each_sort_is_kept_and_at_most_5(
 
 def test_gate__what_was_met_too_seldom_is_exit_6(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
     pretend(monkeypatch, ["ok", "crash"])
-    monkeypatch.setattr(sim_fuzz, "gaps", lambda total, seeds: ["fault stop: never"])
+    monkeypatch.setattr(sim_fuzz, "gaps", lambda total, seeds: [f"fault {i}: never" for i in range(12)])
     assert fuzz(["ok"]) == 0
-    assert "met too seldom: fault stop: never\n" in capsys.readouterr().out
+    assert "met too seldom" not in capsys.readouterr().out, "too short a search for a table"
     assert fuzz(["ok"], "--gate") == 6
+    assert "met too seldom: fault 11: never\n" in capsys.readouterr().out
     assert fuzz(["ok", "crash"], "--gate", "--no-shrink") == 1, "a failure is worse than a gap"
+
+
+def test_a_longer_search_prints_its_coverage(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
+    pretend(monkeypatch, ["ok"] * 20)
+    monkeypatch.setattr(sim_fuzz, "gaps", lambda total, seeds: [f"fault {i}: never" for i in range(12)])
+    assert fuzz(["ok"] * 20) == 0
+    said = capsys.readouterr().out
+    assert "met in 20 seeds" in said
+    assert "met too seldom: fault 9: never\nmet too seldom: 2 more; --gate lists them all\n" in said
 
 
 def test_ctrl_c__what_was_done_is_printed_and_exit_130(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:

@@ -25,6 +25,7 @@ from atoll.sim.plan import Plan
 from atoll.sim.scenario import dumps
 from atoll.sim.search import Outcome, outcome, outcome_of
 from atoll.sim.shrink import shrink
+from atoll.watch.lines import count
 
 SEVERITY = {"ok": (0, 0), "crash": (1, 1), "liveness": (2, 5), "safety": (3, 4)}
 """Kind -> (rank, exit status). The worst of a search decides: safety, then liveness, then a crash."""
@@ -35,6 +36,9 @@ KEPT_MAX = 5
 """Failures of a search that are printed whole, kept as files and made smaller."""
 SHRINK_BUDGET_S = 60.0
 PROGRESS_S = 10.0
+TABLE_SEEDS_MIN = 20
+"""A shorter search prints no coverage, unless it is to be judged by it."""
+GAPS_SHOWN = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +95,10 @@ class Tally:
     @property
     def code(self) -> int:
         """Exit status of the worst outcome."""
-        return max((SEVERITY[kind] for kind, count in self.kinds.items() if count), default=(0, 0))[1]
+        return max((SEVERITY[kind] for kind, number in self.kinds.items() if number), default=(0, 0))[1]
 
     def verdict(self) -> str:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.kinds.items()) if kind != "ok")
+        kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(self.kinds.items()) if kind != "ok")
         return f"{self.failed} failed ({kinds})" if self.failed else "clean"
 
 
@@ -238,7 +242,8 @@ def _shrink(failure: Outcome) -> None:
 
 
 def _size(plan: Plan) -> str:
-    return f"{len(plan.faults)} faults, {len(plan.learners)} learners, {plan.settings['steps']} steps"
+    faults, learners = count(len(plan.faults), "fault"), count(len(plan.learners), "learner")
+    return f"{faults}, {learners}, {count(plan.settings['steps'], 'step')}"
 
 
 # ---------------------------------------------------------------- the end
@@ -246,12 +251,9 @@ def _size(plan: Plan) -> str:
 
 def _summary(options: Fuzz, tally: Tally, spent_s: float, *, judged: bool) -> int:
     """Print the whole; the exit status."""
-    if tally.done:
-        for line in report(tally.coverage, tally.done):
-            print(line)
     missing = gaps(tally.coverage, tally.done) if tally.done else []
-    for gap in missing:
-        print(f"met too seldom: {gap}")
+    if options.gate or tally.done >= TABLE_SEEDS_MIN:
+        _coverage(tally, missing, shown=len(missing) if options.gate else GAPS_SHOWN)
     minutes = spent_s / 60
     end = "" if judged else ", interrupted"
     print(
@@ -260,3 +262,13 @@ def _summary(options: Fuzz, tally: Tally, spent_s: float, *, judged: bool) -> in
         flush=True,
     )
     return tally.code or (EXIT_GAPS if options.gate and missing else 0)
+
+
+def _coverage(tally: Tally, missing: list[str], *, shown: int) -> None:
+    """The table, and what was met too seldom."""
+    for line in report(tally.coverage, tally.done):
+        print(line)
+    for gap in missing[:shown]:
+        print(f"met too seldom: {gap}")
+    if len(missing) > shown:
+        print(f"met too seldom: {len(missing) - shown} more; --gate lists them all")

@@ -215,7 +215,7 @@ def _plainer_learner(spec: LearnerSpec, name: str) -> LearnerSpec:
 
 
 def _plainer(fault: Fault) -> Iterator[Fault]:
-    """At a time instead of a state, shorter, weaker, at a rounder time; each strictly plainer than `fault`."""
+    """At a time instead of a state, shorter, weaker, at an earlier or rounder time; each strictly plainer than `fault`."""
     if fault.when:
         yield replace(fault, when="")
     if fault.kind not in LASTING and fault.for_ns:
@@ -224,6 +224,8 @@ def _plainer(fault: Fault) -> Iterator[Fault]:
         yield replace(fault, for_ns=fault.for_ns // 2 // MS * MS)
     if fault.factor > 2:
         yield replace(fault, factor=max(2.0, fault.factor // 2))
+    if fault.at_ns >= 2000 * MS:
+        yield replace(fault, at_ns=fault.at_ns // 2 // MS * MS)
     for unit_ns in (1000 * MS, 100 * MS, MS):
         if fault.at_ns % unit_ns:
             yield replace(fault, at_ns=fault.at_ns // unit_ns * unit_ns)
