@@ -224,7 +224,7 @@ def _keep(failure: Outcome, plan: Plan) -> None:
     path = _file_of(failure)
     try:
         path.parent.mkdir(exist_ok=True)
-        path.write_text(dumps(plan, f"Seed {failure.seed}: {failure.kind}."), encoding="utf-8")
+        path.write_text(dumps(plan, f"Seed {failure.seed}: {failure.kind}: {_last_line(failure.text)}"), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; run where it can") from None
 
