@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | audit RUN=DIR
+# make demo | test | lint | bench | mutants | audit RUN=DIR
 # TORCH_SPEC: another torch (for example TORCH_SPEC=torch==2.6.0); PIP_ARGS: extra arguments for pip.
 PYTHON ?= python3
 VENV ?= .venv
@@ -7,7 +7,7 @@ PIP_ARGS ?=
 BIN := $(VENV)/bin
 RUN ?= runs/demo
 
-.PHONY: install demo test slow lint bench audit proto clean
+.PHONY: install demo test slow lint bench audit mutants proto clean
 
 install: $(VENV)/.installed
 
@@ -35,6 +35,9 @@ bench: install
 
 audit: install
 	$(BIN)/python tools/audit.py $(RUN)
+
+mutants: install
+	$(BIN)/python tools/mutants.py
 
 proto: install
 	$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src --grpc_python_out=src src/atoll/wire/atoll.proto

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from typing import Any
 
 from atoll.core import events as ev
@@ -118,7 +120,7 @@ def test_reconnect__what_has_no_fate_is_announced_again_in_order_then_the_newest
     report = Report(Counters(5, 5))
     assert agent.handle(ev.FromLearner(report), now_ns=5) == []
     again = [a.message for a in only(agent.handle(ev.Connected(WELCOME), now_ns=6), ev.ToSyncer)]
-    assert again == [announce(1, 3), announce(3, 2), report]
+    assert again == [announce(1, 3), announce(3, 2), replace(report, sent_ns=6)]
 
 
 def test_reconnect__delays_grow_to_a_limit_and_start_over() -> None:
@@ -182,4 +184,4 @@ def test_reconnect__a_repeated_report_is_never_older_than_what_was_told_since() 
     agent.handle(ev.FromSyncer(Fate(0, 1, 8, "missed", "")), now_ns=4)
     agent.handle(ev.ConnectionLost("cut"), now_ns=5)
     again = only(agent.handle(ev.Connected(WELCOME), now_ns=6), ev.ToSyncer)
-    assert again == [ev.ToSyncer(Report(Counters(5, 50), Timings()))]
+    assert again == [ev.ToSyncer(Report(Counters(5, 50), Timings(), sent_ns=6))]

@@ -137,7 +137,7 @@ class Agent:
             self._actions.append(ToSyncer(announce))
         report = self._report
         if report is not None and self._newest is not None:
-            report = replace(report, counters=self._newest)
+            report = replace(report, counters=self._newest, sent_ns=self._now_ns)
         for message in (report, self._declare, self._leave):
             if message is not None:
                 self._actions.append(ToSyncer(message))
@@ -166,6 +166,8 @@ class Agent:
             self._leave_by_ns = self._now_ns + FAREWELL_NS
         if self._connected:
             self._spoken = True
+            if isinstance(message, Report):
+                message = replace(message, sent_ns=self._now_ns)
             self._actions.append(ToSyncer(message))
             if self._leave is not None:
                 self._finish()

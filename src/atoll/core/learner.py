@@ -9,6 +9,7 @@ blocks on its queue while it is not None.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,9 @@ from atoll.core.messages import (
 ALONE_LEASES = 3
 """So long without a stream, and the syncer is taken for gone."""
 CONTROL_DELAY_NS = 2_000_000
-"""First guess of a control message's way there and back; replaced by what uploads show."""
+"""First guess of a control message's way there and back; replaced by what echoes show."""
+ECHOES = 16
+"""The shortest way there and back of so many echoes is the delay: longer ones waited somewhere."""
 
 LEARNER = Table(
     name="learner",
@@ -124,7 +127,7 @@ class Learner:
         self._step_ns = Average(config.average_rate)
         self._rate = Average(config.average_rate)
         self._miss_ns = Average(config.average_rate)
-        self._delay_ns = CONTROL_DELAY_NS
+        self._echoes: deque[int] = deque(maxlen=ECHOES)
         self._finish_slot: int | None = None
         self._final_versions: tuple[Version, ...] | None = None
         self._declared = False
@@ -204,6 +207,8 @@ class Learner:
     def _on_pace(self, message: Pace) -> None:
         self._hear_pace(message.slot, message.slot_interval_ns)
         self._slack_ns = message.slack_ns
+        if message.echo_ns:
+            self._echoes.append(max(0, self._heard_at_ns - message.echo_ns - message.echo_age_ns))
 
     def _hear_pace(self, slot: int, interval_ns: int) -> None:
         if self._interval_ns and slot > self._closed:
@@ -401,7 +406,7 @@ class Learner:
             self._closed_at_ns,
             self._interval_ns,
             self._slack_ns,
-            self._delay_ns,
+            min(self._echoes, default=CONTROL_DELAY_NS),
             int(self._miss_ns.get()),
             self.book.steps - self._steps_at_closed,
             self._config.slots,
@@ -486,6 +491,8 @@ class Learner:
         self._joined_at = self._closed
         self._steps_at_closed = self.book.steps
         self._report()
+        if self._may_finish():
+            self._enter_finish()
 
     def _finish(self) -> None:
         if not self._connected and self._now_ns > self._lost_at_ns + ALONE_LEASES * self._config.lease_interval_ns:

@@ -76,6 +76,9 @@ class Member:
     clock_restarts: bool = False
     """It was away: the steps that it reports at once after its return are surplus and do not count (R2)."""
     returned_ns: int = 0
+    echo_ns: int = 0
+    echo_at_ns: int = 0
+    """`sent_ns` of its newest report, and when that was read."""
     declared: bool = False
     timings: Timings = field(default_factory=Timings)
     open: dict[int, Contribution] = field(default_factory=dict)

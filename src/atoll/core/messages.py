@@ -79,6 +79,8 @@ class Report:
 
     counters: Counters
     timings: Timings = Timings()
+    sent_ns: int = 0
+    """The agent's monotonic clock when it left; the syncer gives it back in Pace, so that the delay can be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,9 @@ class Pace:
     slot: int
     slot_interval_ns: int
     slack_ns: int
+    echo_ns: int = 0
+    """`sent_ns` of the newest report of the receiver, and how long ago the syncer read it; 0: none yet."""
+    echo_age_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,7 +279,7 @@ class SlotEngine:
         self._closed_at_ns = now_ns
         slack_ns = max(0, slot.quorum_ns + slot.grace_ns - now_ns)
         for member in self._roster.present():
-            self._ctx.send(member.stream, Pace(slot.number, self.interval_ns, slack_ns))
+            self._send_pace(member, slot.number, slack_ns)
             if slot.number == self.last:
                 self._ctx.send(member.stream, Finishing(slot.number))
 
@@ -447,7 +447,11 @@ class SlotEngine:
 
     def tell_pace(self, member: Member) -> None:
         """The newest slot that has closed, to one who may have missed it."""
-        self._ctx.send(member.stream, Pace(self.closed, self.interval_ns, 0))
+        self._send_pace(member, self.closed, 0)
+
+    def _send_pace(self, member: Member, slot: int, slack_ns: int) -> None:
+        age_ns = self._ctx.now_ns - member.echo_at_ns
+        self._ctx.send(member.stream, Pace(slot, self.interval_ns, slack_ns, member.echo_ns, age_ns))
 
     def tell_update(self, member: Member, index: int) -> None:
         """The newest committed version of a piece, with the receiver's newest merged seq (R6)."""

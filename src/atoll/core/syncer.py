@@ -343,6 +343,7 @@ class Syncer:
         if not self._hear(member, message.counters):
             return
         member.timings = message.timings
+        member.echo_ns, member.echo_at_ns = message.sent_ns, self._ctx.now_ns
         self.roster.advance(member, message.counters.steps, waiting=False)
         new_steps = self.roster.reported(member, message.counters.steps)
         self.slots.tick(member, new_steps)

@@ -219,6 +219,9 @@ class SimAgent:
         began_ns, piece, seq = clock.now_ns, action.piece, action.seq
 
         def answer(result: str) -> None:
+            if self._upload is not transfer:
+                return
+            self._upload = None
             duration_ns = max(clock.now_ns - began_ns, 1)
             ended = ev.UploadEnded(piece, seq, result, transfer.moved_bytes, duration_ns)
             clock.call_after(latency_ns, lambda: self.feed(ended))
@@ -226,7 +229,7 @@ class SimAgent:
         def ended(transfer: Transfer) -> None:
             if transfer.broken:
                 answer("broken")
-            elif not transfer.whole:
+            elif transfer.stopped:
                 answer("unwanted")
             else:
                 payload = self.uploads.get(piece)
@@ -238,8 +241,9 @@ class SimAgent:
         self.bulk.start(transfer)
 
     def _stop_upload(self, action: ev.StopUpload) -> None:
+        """As a cancelled call: it ends at once, wherever its bytes are."""
         if self._upload is not None and self._upload_id == (action.piece, action.seq):
-            self._upload.stopped = True
+            self.bulk.stop(self._upload)
 
     def _start_download(self, action: ev.StartDownload) -> None:
         """The request goes out; what the syncer serves when it comes in is on its way back."""

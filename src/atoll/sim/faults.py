@@ -81,6 +81,12 @@ class FaultWorld(World):
     def download_is_whole(self) -> bool:
         return self._chance.random() >= self.plan.bad_share / 4
 
+    def calm_from(self, name: str) -> int | None:
+        """After its last fault and after the healing; never where contributions are spoilt by chance."""
+        if self.plan.bad_share or self.plan.learners_max:
+            return None
+        return max(self.plan.heal_at_ns, self.disturbed.get(name, 0) + self.config.lease_interval_ns)
+
     # ------------------------------------------------------------ faults
 
     def after_syncer(self, event: ev.SyncerEvent) -> None:

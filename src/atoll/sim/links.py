@@ -105,7 +105,7 @@ class Bulk:
             return
         if transfer.moved_bytes:
             self._moved()
-        if transfer.whole or transfer.stopped:
+        if transfer.whole:
             self._end(transfer)
             return
         chunk_bytes = -(-transfer.total_bytes // CHUNKS)
@@ -114,6 +114,14 @@ class Bulk:
             chunk_bytes = transfer.total_bytes
         transfer.moved_bytes = min(transfer.total_bytes, transfer.moved_bytes + chunk_bytes)
         self._clock.call_after(duration_ns, lambda: self._next(transfer))
+
+    def stop(self, transfer: Transfer) -> None:
+        """It is not wanted any more: it ends now, also where its bytes are on their way or being waited for."""
+        transfer.stopped = True
+        if transfer in self._running:
+            self._end(transfer)
+        else:
+            transfer._ended(transfer)
 
     def _end(self, transfer: Transfer) -> None:
         self._running.remove(transfer)

@@ -62,6 +62,8 @@ class World:
         self.make_body = make_body
         self.make_shop = make_shop
         self.linger_ns = linger_ns
+        self.merge_path_ns = 2 * merge_ns + 2 * commit_ns
+        """What the syncer takes from whole bytes to a published version."""
         self.lossy = lossy
         self.config = RunConfig(
             run_id=f"sim-{seed}",
@@ -144,6 +146,10 @@ class World:
     def download_is_whole(self) -> bool:
         """Whether a download's bytes match their hash."""
         return True
+
+    def calm_from(self, name: str) -> int | None:
+        """From when on nothing disturbs this learner (empty: the syncer); None: that is not known."""
+        return None
 
     # ------------------------------------------------------------ called by the drivers
 

@@ -131,12 +131,14 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[str] = ..., name: _Optional[str] = ..., generation: _Optional[int] = ..., fingerprint: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("counters", "timings")
+    __slots__ = ("counters", "timings", "sent_ns")
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    SENT_NS_FIELD_NUMBER: _ClassVar[int]
     counters: Counters
     timings: Timings
-    def __init__(self, counters: _Optional[_Union[Counters, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+    sent_ns: int
+    def __init__(self, counters: _Optional[_Union[Counters, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., sent_ns: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("steps", "waiting", "progress_bytes")
@@ -231,14 +233,18 @@ class SeedRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Pace(_message.Message):
-    __slots__ = ("slot", "slot_interval_ns", "slack_ns")
+    __slots__ = ("slot", "slot_interval_ns", "slack_ns", "echo_ns", "echo_age_ns")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     SLOT_INTERVAL_NS_FIELD_NUMBER: _ClassVar[int]
     SLACK_NS_FIELD_NUMBER: _ClassVar[int]
+    ECHO_NS_FIELD_NUMBER: _ClassVar[int]
+    ECHO_AGE_NS_FIELD_NUMBER: _ClassVar[int]
     slot: int
     slot_interval_ns: int
     slack_ns: int
-    def __init__(self, slot: _Optional[int] = ..., slot_interval_ns: _Optional[int] = ..., slack_ns: _Optional[int] = ...) -> None: ...
+    echo_ns: int
+    echo_age_ns: int
+    def __init__(self, slot: _Optional[int] = ..., slot_interval_ns: _Optional[int] = ..., slack_ns: _Optional[int] = ..., echo_ns: _Optional[int] = ..., echo_age_ns: _Optional[int] = ...) -> None: ...
 
 class Fate(_message.Message):
     __slots__ = ("piece", "seq", "slot", "fate", "reason")

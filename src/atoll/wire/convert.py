@@ -237,12 +237,15 @@ def _hello_from_wire(m: pb.Hello, pieces: int) -> core.Hello:
 
 
 def _report_to_wire(m: core.Report) -> pb.LearnerEnvelope:
-    report = pb.Report(counters=_counters_to_wire(m.counters), timings=_timings_to_wire(m.timings))
+    report = pb.Report(
+        counters=_counters_to_wire(m.counters), timings=_timings_to_wire(m.timings), sent_ns=m.sent_ns
+    )
     return pb.LearnerEnvelope(report=report)
 
 
 def _report_from_wire(m: pb.Report, pieces: int) -> core.Report:
-    return core.Report(_counters_from_wire(m.counters, pieces), _timings_from_wire(m.timings))
+    counters, timings = _counters_from_wire(m.counters, pieces), _timings_from_wire(m.timings)
+    return core.Report(counters, timings, check_number("sent_ns", m.sent_ns))
 
 
 def _heartbeat_to_wire(m: core.Heartbeat) -> pb.LearnerEnvelope:
@@ -411,11 +414,19 @@ def _pace_from_wire(m: pb.Pace) -> core.Pace:
         slot=check_number("slot", m.slot),
         slot_interval_ns=check_number("slot_interval_ns", m.slot_interval_ns),
         slack_ns=check_number("slack_ns", m.slack_ns),
+        echo_ns=check_number("echo_ns", m.echo_ns),
+        echo_age_ns=check_number("echo_age_ns", m.echo_age_ns),
     )
 
 
 def _pace_to_wire(m: core.Pace) -> pb.SyncerEnvelope:
-    pace = pb.Pace(slot=m.slot, slot_interval_ns=m.slot_interval_ns, slack_ns=m.slack_ns)
+    pace = pb.Pace(
+        slot=m.slot,
+        slot_interval_ns=m.slot_interval_ns,
+        slack_ns=m.slack_ns,
+        echo_ns=m.echo_ns,
+        echo_age_ns=m.echo_age_ns,
+    )
     return pb.SyncerEnvelope(pace=pace)
 
 

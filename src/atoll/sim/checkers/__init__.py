@@ -57,11 +57,11 @@ class Checkers:
     def before(self, event: ev.SyncerEvent) -> None:
         """The syncer is about to see this event."""
         self.shadow.before(event)
+        if isinstance(event, ev.StopRequested):
+            self.pace.stopped()
 
     def after_syncer(self, event: ev.SyncerEvent) -> None:
         """Its actions are carried out."""
-        if isinstance(event, ev.StopRequested):
-            self.pace.stopped()
         self._read_tape()
         if isinstance(event, ev.CommitDone):
             self.books.touch_all()

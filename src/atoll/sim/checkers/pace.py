@@ -125,7 +125,8 @@ class Pace:
     def _close(self, record: ClosedLine) -> None:
         shadow, number, now_ns = self._shadow, record.slot, record.now_ns
         assert number not in self._closed, f"slot {number} closed twice"
-        assert record.piece == number % self._config.fragments, f"slot {number} does not serve piece {record.piece} (R1)"
+        serves = number % self._config.fragments
+        assert record.piece == serves, f"slot {number} serves piece {serves}, not {record.piece} (R1)"
         self._closed.add(number)
         if number > self._last:
             self._slots[number] = _Slot(number, record.piece, now_ns, 0)
@@ -199,7 +200,7 @@ class Pace:
             slot = self._slots[record.slot]
             assert self._may_end(slot, record.now_ns), f"slot {record.slot} did not wait for {life}'s bytes (R5)"
             mine = [c for c in slot.participants if c.life == life and c.announce.seq == record.seq]
-            assert mine and not mine[0].complete, f"{life}'s bytes were in"
+            assert [c.complete for c in mine] == [False], f"{life}'s bytes were in"
         elif reason.endswith("had closed"):
             assert record.slot in self._closed, f"slot {record.slot} had not closed"
         elif reason.endswith("not ready"):
@@ -212,7 +213,8 @@ class Pace:
 
     def _settled(self, record: SlotLine) -> None:
         slot = self._slots.get(record.slot)
-        assert slot is not None and slot.closed_ns is not None, f"slot {record.slot} settles before it closed"
+        assert slot is not None, f"slot {record.slot} settles and was never open"
+        assert slot.closed_ns is not None, f"slot {record.slot} settles before it closed"
         merged = {(m.name, m.generation, m.seq) for m in record.merged}
         for c in slot.participants:
             key = (c.life.name, c.life.generation, c.announce.seq)

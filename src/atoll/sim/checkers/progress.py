@@ -1,11 +1,37 @@
-"""What must have come of a run: warnings shown, work merged, nobody forgotten (R4's bound, hazards 11, 42, 44)."""
+"""What must have come of a run: warnings shown, work merged, nobody forgotten (R4's bound, hazards 11, 17, 42, 44)."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import dataclass
+from math import ceil
+from statistics import median
 from typing import TYPE_CHECKING
+
+from atoll.core.messages import Life
+from atoll.core.records import ClosedLine, LifeEndLine, MemberLine, SlotLine
+from atoll.sim.plan import LearnerSpec
 
 if TYPE_CHECKING:
     from atoll.sim.world import World
+
+TAIL_FACTOR = 8
+THIN_LEAST = 0.15
+"""Links below this share of their need are not held to R4's bound: it says little then."""
+SLACK_ROUNDS = 1
+"""For the round in which a window begins in the middle."""
+WINDOW_ROUNDS = 2
+"""Windows of fewer bounds than this prove nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calm:
+    """A learner that nothing disturbed from `since_ns` on."""
+
+    life: Life
+    spec: LearnerSpec
+    since_ns: int
+    until_ns: int
 
 
 class Progress:
@@ -15,7 +41,74 @@ class Progress:
         self._world = world
 
     def check_end(self) -> None:
-        world = self._world
-        shown = sum("alone filled the last" in notice for notice in world.syncer.notices)
-        due = world.checkers.pace.warnings_due
+        self._warned()
+        if not self._world.config.locked:
+            for calm in self.calm():
+                self._bound(calm)
+
+    def _warned(self) -> None:
+        shown = sum("alone filled the last" in notice for notice in self._world.syncer.notices)
+        due = self._world.checkers.pace.warnings_due
         assert shown == due, f"one learner alone filled slot after slot {due} times, people were told {shown} times"
+
+    # ------------------------------------------------------------ R4's bound
+
+    def calm(self) -> list[Calm]:
+        """Lives that end with the run, from when nothing disturbs them or the syncer any more."""
+        world = self._world
+        since_ns = world.calm_from("")
+        if since_ns is None:
+            return []
+        ready = {}
+        for record in world.records(MemberLine):
+            if record.state == "ready":
+                ready.setdefault(Life(record.name, record.generation), record.now_ns)
+        ends = {Life(e.name, e.generation): e.now_ns for e in world.records(LifeEndLine) if e.reason == "finished"}
+        found = []
+        for process in world.processes:
+            life = process.life
+            mine_ns = world.calm_from(process.name)
+            if life in ends and life in ready and mine_ns is not None:
+                found.append(Calm(life, process.spec, max(since_ns, mine_ns, ready[life]), ends[life]))
+        return found
+
+    def _bound(self, calm: Calm) -> None:
+        """Merged into each piece once in 2 * ceil(1/f) + 2 rounds, all pieces alike (R4)."""
+        world, pieces = self._world, self._world.config.fragments
+        closings = [r for r in world.records(ClosedLine) if calm.since_ns <= r.now_ns and r.slot <= world.config.slots]
+        if len(closings) < 3:
+            return
+        first, last = closings[0].slot, closings[-1].slot
+        interval_ns = max(1.0, median(b.now_ns - a.now_ns for a, b in zip(closings, closings[1:], strict=False)))
+        rounds = self.bound_rounds(calm.spec, interval_ns)
+        if rounds is None or last - first < WINDOW_ROUNDS * rounds * pieces:
+            return
+        merged = defaultdict(list)
+        for record in world.records(SlotLine):
+            if first <= record.slot <= last and any(Life(m.name, m.generation) == calm.life for m in record.merged):
+                merged[record.piece].append(record.slot)
+        for piece in range(pieces):
+            slots = [first, *merged[piece], last]
+            gap = max(b - a for a, b in zip(slots, slots[1:], strict=False)) / pieces
+            assert gap <= rounds, (
+                f"{calm.life} was not merged into piece {piece} for {gap:.1f} rounds; R4's bound is {rounds} "
+                f"(slots {first} to {last}: {merged[piece]})"
+            )
+
+    def bound_rounds(self, spec: LearnerSpec, interval_ns: float) -> int | None:
+        """R4's bound for a learner in rounds; None where its link is too thin or shared."""
+        world, pieces = self._world, self._world.config.fragments
+        if spec.site:
+            return None
+        size_bytes = max(world.piece_bytes)
+        rates = (spec.up_bytes_per_s, spec.down_bytes_per_s)
+        transfer_ns = max(size_bytes / rate * 1e9 if rate else 0.0 for rate in rates) + 3 * spec.latency_ns
+        if world.config.overlap * spec.step_ns < transfer_ns + world.merge_path_ns:
+            return None
+        share = min(1.0, interval_ns / max(transfer_ns, 1.0))
+        if share < THIN_LEAST:
+            return None
+        round_ns = pieces * interval_ns
+        step_ns = spec.step_ns * (1 + spec.jitter) * (TAIL_FACTOR if spec.tail else 1)
+        away_ns = 2 * step_ns + world.merge_path_ns + 2 * transfer_ns
+        return 2 * ceil(1 / share) + 2 + ceil(away_ns / round_ns) + SLACK_ROUNDS
