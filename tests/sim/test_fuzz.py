@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.sim.fuzz import draw, run_plan
+from atoll.sim.draw import draw
+from atoll.sim.search import run_plan
 
 FOUND = {
     6: "a reconnect put a learner of a lock mode into a wait just before its step",

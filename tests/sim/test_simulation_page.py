@@ -15,7 +15,7 @@ from atoll.sim.keys import FAULT, LEARNER, SITE, TOP, Key
 from atoll.sim.plan import FAULTS, WHENS, Fault, LearnerSpec, Plan, Site
 from atoll.sim.promises import EXPECT
 from atoll.sim.rogue import LIES, STRANGERS
-from atoll.sim.scenario import SETTINGS, loads, names
+from atoll.sim.scenario import SETTINGS, check_expectations, loads, names
 from atoll.sim.search import watched
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "SIMULATION.md").read_text()
@@ -78,3 +78,4 @@ def test_the_example_keeps_its_promises() -> None:
     outcome, world = watched(loads(text, "example"))
     assert outcome.kind == "ok"
     assert world is not None
+    assert check_expectations(world) == []

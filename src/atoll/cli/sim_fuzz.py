@@ -221,10 +221,10 @@ def _file_of(failure: Outcome) -> Path:
 
 
 def _keep(failure: Outcome, plan: Plan) -> None:
-    path = _file_of(failure)
+    path, about = _file_of(failure), f"Seed {failure.seed}: {failure.kind}: {_last_line(failure.text)}"
     try:
         path.parent.mkdir(exist_ok=True)
-        path.write_text(dumps(plan, f"Seed {failure.seed}: {failure.kind}: {_last_line(failure.text)}"), encoding="utf-8")
+        path.write_text(dumps(plan, about), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; run where it can") from None
 

@@ -215,7 +215,7 @@ def _plainer_learner(spec: LearnerSpec, name: str) -> LearnerSpec:
 
 
 def _plainer(fault: Fault) -> Iterator[Fault]:
-    """At a time instead of a state, shorter, weaker, at an earlier or rounder time; each strictly plainer than `fault`."""
+    """At a time instead of a state, shorter, weaker, at an earlier or rounder time: each is plainer than `fault`."""
     if fault.when:
         yield replace(fault, when="")
     if fault.kind not in LASTING and fault.for_ns:
