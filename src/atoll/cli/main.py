@@ -19,7 +19,7 @@ COMMANDS = {
     "learner": ("atoll.cli.learner", "join a syncer with one learner"),
     "evaluate": ("atoll.cli.evaluate", "loss of a run's model on held-out text"),
     "sample": ("atoll.cli.sample", "text from a run's model"),
-    "sim": ("atoll.cli.sim", "search random virtual worlds for bugs of the core (sim fuzz)"),
+    "sim": ("atoll.cli.sim", "the core in virtual worlds: search for bugs (sim fuzz), run a scenario (sim run)"),
 }
 EXIT_BAD_INPUT = 2
 EXIT_DIVERGED = 3

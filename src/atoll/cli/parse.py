@@ -17,7 +17,8 @@ FRAME = re.compile(r"^[│|╭╰─\s]+|[│|╮╯─\s]+$")
 BAD_VALUE = re.compile(r"Error parsing --(\S+): .*?'([^']*)'.* Argument helptext: --\S+ (?:\{None\}\|)?(INT|FLOAT) ")
 FROM_LIST = re.compile(r"instantiated from \['([^']*)'\]")
 KINDS = {"INT": "a whole number, written in digits", "FLOAT": "a number"}
-MISSING = re.compile(r"Missing from atoll [a-z ]+: (?:(--\S+) )?PATH (.*?)\.? \(required\)")
+MISSING = re.compile(r"Missing from atoll [a-z ]+: (?:(--\S+) )?(PATH|STR) (.*?)\.? \(required\)")
+POSITIONAL = {"PATH": "a path", "STR": "an argument"}
 CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -44,5 +45,6 @@ def one_line(text: str) -> str:
         value = listed[1] if listed else bad[2]
         return f"{bad[1].replace('-', '_')}={value!r} must be {KINDS[bad[3]]}"
     if missing is not None:
-        return f"{missing[1] or 'a path'} is missing: {missing[2][:1].lower()}{missing[2][1:]}"
+        what = missing[1] or POSITIONAL[missing[2]]
+        return f"{what} is missing: {missing[3][:1].lower()}{missing[3][1:]}"
     return text or "the command line is wrong"

@@ -16,6 +16,8 @@ from atoll.core.records import PhaseLine, StartLine
 from atoll.core.slots import SlotEngine
 
 FINISH_TRANSFERS = 4
+PATIENCE = 10
+"""Bytes that move give the finish more time, but never more than so many of its bounds."""
 
 PHASE = Table(
     name="run",
@@ -44,6 +46,7 @@ class Finish:
         self.phase = PHASE.initial
         self._first_ready_ns: int | None = None
         self._deadline_ns: int | None = None
+        self._latest_ns = 0
         self._stopping = False
 
     @property
@@ -122,9 +125,14 @@ class Finish:
         whole_ns = FINISH_TRANSFERS * self._config.fragments * transfer_ns
         return int(self._config.lease_interval_ns + whole_ns + 2 * step_ns)
 
+    def _set_deadline(self) -> None:
+        bound_ns = self._bound_ns()
+        self._deadline_ns = self._ctx.now_ns + bound_ns
+        self._latest_ns = self._ctx.now_ns + PATIENCE * bound_ns
+
     def _final(self) -> bool:
         self.move("settled", "all slots are settled")
-        self._deadline_ns = self._ctx.now_ns + self._bound_ns()
+        self._set_deadline()
         self._slots.final_deadline_ns = self._deadline_ns
         self._slots.open_final()
         for member in self._roster.present():
@@ -134,7 +142,7 @@ class Finish:
     def _close_or_settle_final(self) -> bool:
         if self._slots.settled:
             self.move("settled", "the last contributions are merged")
-            self._deadline_ns = self._ctx.now_ns + self._bound_ns()
+            self._set_deadline()
             for member in self._roster.present():
                 self._ctx.send(member.stream, Finished(self._slots.versions()))
             return True
@@ -174,18 +182,21 @@ class Finish:
             self._ctx.send(member.stream, Finished(self._slots.versions()))
 
     def moved(self) -> None:
-        """One more of the last contributions is whole: a lease from now for the next (a bound, as they are few).
+        """Bulk bytes moved: a lease from now for the next.
 
-        The average transfer says little where a queue of round trips takes the time, or where none was ever whole.
+        The average upload says little where downloads or a queue of round trips take the time, or none was ever whole.
         """
-        if self.phase == "final" and self._slots.final_deadline_ns is not None:
-            until_ns = self._ctx.now_ns + self._config.lease_interval_ns
-            self._slots.final_deadline_ns = max(self._slots.final_deadline_ns, until_ns)
+        if self.phase not in ("final", "finished") or self._deadline_ns is None:
+            return
+        until_ns = min(self._ctx.now_ns + self._config.lease_interval_ns, self._latest_ns)
+        self._deadline_ns = max(self._deadline_ns, until_ns)
+        self._slots.final_deadline_ns = self._deadline_ns
 
     def overslept(self, gap_ns: int) -> None:
         """The syncer stood still: nobody could hand anything in."""
         if self._deadline_ns is not None:
             self._deadline_ns += gap_ns
+            self._latest_ns += gap_ns
         if self._slots.final_deadline_ns is not None:
             self._slots.final_deadline_ns += gap_ns
 

@@ -321,6 +321,7 @@ class Syncer:
                 contribution.progress_at_ns = self._ctx.now_ns
         if member.present:
             self.roster.sign(member)
+            self.finish.moved()
 
     def _sign(self, member: Member) -> None:
         """A sign of life. One that was silent for a lease on a stream that held is told what it was not told."""
@@ -464,5 +465,4 @@ class Syncer:
             contribution.hash, contribution.norm = event.hash, event.norm
             contribution.move("arrived")
             member.transfer_ns.add(self._ctx.now_ns - contribution.announced_at_ns)
-            if contribution.announce.slot > self.slots.last:
-                self.finish.moved()
+            self.finish.moved()

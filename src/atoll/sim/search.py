@@ -31,8 +31,8 @@ def run_plan(plan: Plan) -> FaultWorld:
     return world
 
 
-def outcome_of(plan: Plan) -> Outcome:
-    """Run a plan and catch what it does."""
+def watched(plan: Plan) -> tuple[Outcome, FaultWorld | None]:
+    """Run a plan and catch what it does; the world as it was then, None where it could not be made."""
     world, coverage = None, Coverage()
     try:
         with coverage.watching():
@@ -48,7 +48,12 @@ def outcome_of(plan: Plan) -> Outcome:
     else:
         kind, text = "ok", ""
     slots = world.syncer.core.slots.reached if world is not None else 0
-    return Outcome(plan.seed, kind, text, slots, coverage.counts)
+    return Outcome(plan.seed, kind, text, slots, coverage.counts), world
+
+
+def outcome_of(plan: Plan) -> Outcome:
+    """Run a plan and catch what it does."""
+    return watched(plan)[0]
 
 
 def outcome(seed: int) -> Outcome:

@@ -162,7 +162,9 @@ class SimSyncer:
         payloads = [self._arrived[i.life, action.piece, i.seq] for i in action.inputs]
         self._shop.merge(action.piece, payloads, [i.weight for i in action.inputs])
         finite = self._world.merge_is_finite()
-        self._later(self._merge_ns, ev.MergeDone(action.slot, finite, "theta", "momentum", "update", 1, 1.0))
+        size_bytes = self._world.piece_bytes[action.piece]
+        done = ev.MergeDone(action.slot, finite, "theta", "momentum", "update", size_bytes, 1.0)
+        self._later(self._merge_ns, done)
 
     def _commit(self, action: ev.Commit) -> None:
         """The tape line, synced; then the commit file, synced."""

@@ -1,0 +1,115 @@
+"""`atoll sim run FILE|NAME`: one scenario, what came of it, and whether it kept its promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from atoll.errors import ConfigError
+from atoll.sim.faults import FaultWorld
+from atoll.sim.plan import S
+from atoll.sim.scenario import Scenario, check_expectations, figures, find, names
+from atoll.sim.search import Outcome, watched
+from atoll.store.tape import encode_line
+
+EXIT_CODES = {"ok": 0, "crash": 1, "safety": 4, "liveness": 5}
+BROKEN_PROMISE = EXIT_CODES["safety"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Run one scenario in virtual time and hold its promises against it.
+
+    Exit status: 0 all well, 1 a crash, 2 bad input, 4 a safety rule or a promise was broken, or two runs differ, 5 no
+    progress.
+    """
+
+    scenario: tyro.conf.Positional[str]
+    """A scenario file, or a name from `atoll sim list`."""
+    trace: Path | None = None
+    """Write the run's tape there: one JSON line for each record."""
+    repeat: int = 1
+    """Run it so often; all traces must be equal."""
+
+
+def list_scenarios() -> int:
+    """One line each."""
+    for name in names():
+        print(f"{name:<20} {find(name).about}")
+    return 0
+
+
+def run(options: Run) -> int:
+    """The exit status."""
+    if options.repeat < 1:
+        raise ConfigError(f"repeat={options.repeat} must be at least 1")
+    scenario = find(options.scenario)
+    if scenario.about:
+        print(f"{scenario.plan.name}: {scenario.about}")
+    outcome, world = watched(scenario.plan)
+    trace = _trace(world)
+    if options.trace is not None:
+        _write(options.trace, trace)
+    code = max(EXIT_CODES[outcome.kind], _report(scenario, outcome, world))
+    if options.repeat > 1 and not _all_equal(scenario, trace, options.repeat):
+        code = max(code, BROKEN_PROMISE)
+    return code
+
+
+def _report(scenario: Scenario, outcome: Outcome, world: FaultWorld | None) -> int:
+    """Print outcome, figures and what was missed; the exit status of the promises."""
+    if outcome.text:
+        print("\n".join(scenario.plan.describe()))
+    spent = f" in {world.clock.now_ns / S:.1f} s of virtual time" if world is not None else ""
+    said = f": {outcome.text}" if outcome.text else ""
+    print(f"{outcome.kind}{said}\n{outcome.slots} slots{spent}")
+    if world is None or outcome.kind != "ok":
+        return 0
+    for line in _figures(scenario, world):
+        print(line)
+    missed = check_expectations(world)
+    for text in missed:
+        print(f"missed: {text}")
+    return BROKEN_PROMISE if missed else 0
+
+
+def _figures(scenario: Scenario, world: FaultWorld) -> Iterator[str]:
+    """A table: what was promised, what was reached."""
+    promised = scenario.plan.expect
+    yield f"{'':<20}{'promised':>12}{'reached':>14}"
+    for key, reached in figures(world).items():
+        wanted = f"{promised[key]:g}" if key in promised else "-"
+        yield f"{key:<20}{wanted:>12}{reached:>14.6g}"
+
+
+def _trace(world: FaultWorld | None) -> bytes:
+    """The tape as a run on real machines writes it."""
+    tape = world.syncer.tape if world is not None else []
+    return b"".join(encode_line(i, record) for i, record in enumerate(tape))
+
+
+def _write(path: Path, trace: bytes) -> None:
+    try:
+        path.write_bytes(trace)
+    except OSError as error:
+        raise ConfigError(f"trace={str(path)!r} cannot be written: {error.strerror}") from None
+    print(f"trace: {path}, {len(trace.splitlines())} lines")
+
+
+def _all_equal(scenario: Scenario, trace: bytes, repeat: int) -> bool:
+    """Run it again and compare line by line."""
+    for number in range(2, repeat + 1):
+        again = _trace(watched(scenario.plan)[1])
+        if again != trace:
+            pairs = zip(trace.splitlines(), again.splitlines(), strict=False)
+            line = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
+            where = f"at line {line}" if line is not None else "in length"
+            print(
+                f"run {number} of {repeat} differs from the first {where}: the core or the world is not deterministic"
+            )
+            return False
+    print(f"{repeat} equal traces")
+    return True
