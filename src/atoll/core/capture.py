@@ -186,7 +186,12 @@ class _Uplink:
             self._left += 1
 
     def arrival_ns(self, size_bytes: int) -> float:
-        return self._free_ns + size_bytes * self._ns_per_byte + self._at.delay_ns
+        """When the last byte is at the syncer.
+
+        The measured rate counts the way back of the answer too, which the bytes do not wait for.
+        """
+        way_ns = self._at.delay_ns / 2
+        return max(self._free_ns + size_bytes * self._ns_per_byte - way_ns, self._at.now_ns + way_ns)
 
     def take(self, size_bytes: int) -> bool:
         """Queue one more transfer if at the next boundary at most one waits behind the one in progress."""

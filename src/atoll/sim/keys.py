@@ -120,6 +120,7 @@ TOP = (
     Key("piece_values", "piece_values", "whole", "values in a fragment; 2 bytes each on the wire with bf16", low=1),
     Key("lossy", "lossy", "flag", "what is in flight when a control connection breaks is lost"),
     Key("linger_ms", "linger_ns", "ms", "the syncer notices a broken connection so much later than the learner"),
+    Key("norms_rise", "norms_rise", "number", "in the second half norms are so many times as large; 0: they stay"),
     Key("bad_share", "bad_share", "number", "share of contributions that arrive damaged, not finite or huge", high=1),
     Key("merge_ms", "merge_ns", "ms", "a merge takes so long"),
     Key("commit_ms", "commit_ns", "ms", "a commit takes so long"),

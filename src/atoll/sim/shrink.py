@@ -20,7 +20,7 @@ from atoll.sim.search import Outcome, outcome_of
 
 Thing = TypeVar("Thing")
 DEFAULTS = {field.name: field.default for field in fields(Plan)}
-PLAIN_PLAN = ("bad_share", "lossy", "linger_ns", "merge_ns", "commit_ns", "learners_max", "piece_values")
+PLAIN_PLAN = ("bad_share", "norms_rise", "lossy", "linger_ns", "merge_ns", "commit_ns", "learners_max", "piece_values")
 PLAIN_LEARNER: dict[str, Any] = {
     "site": "",
     "jitter": 0.0,

@@ -97,19 +97,22 @@ class Progress:
             )
 
     def bound_rounds(self, spec: LearnerSpec, interval_ns: float) -> int | None:
-        """R4's bound for a learner in rounds; None where its link is too thin or shared."""
+        """R4's bound for a learner in rounds; None where the rules promise none: too thin or shared, too slow."""
         world, pieces = self._world, self._world.config.fragments
         if spec.site:
             return None
         size_bytes = max(world.piece_bytes)
         rates = (spec.up_bytes_per_s, spec.down_bytes_per_s)
         transfer_ns = max(size_bytes / rate * 1e9 if rate else 0.0 for rate in rates) + 3 * spec.latency_ns
-        if world.config.overlap * spec.step_ns < transfer_ns + world.merge_path_ns:
+        overlap_ns = world.config.overlap * interval_ns / world.config.slot_steps
+        if overlap_ns < transfer_ns + world.merge_path_ns:
             return None
         share = min(1.0, interval_ns / max(transfer_ns, 1.0))
         if share < THIN_LEAST:
             return None
         round_ns = pieces * interval_ns
         step_ns = spec.step_ns * (1 + spec.jitter) * (TAIL_FACTOR if spec.tail else 1)
+        if world.config.take == "overwrite" and 2 * step_ns > round_ns:
+            return None  # Each boundary brings an update, and overwriting leaves no work of that step to send.
         away_ns = 2 * step_ns + world.merge_path_ns + 2 * transfer_ns
         return 2 * ceil(1 / share) + 2 + ceil(away_ns / round_ns) + SLACK_ROUNDS
