@@ -35,8 +35,9 @@ class PieceView:
     """Nothing of it is unsettled and there is local work (R6)."""
     anchor_n: int
     newest_n: int
-    """Newest version heard of, and the slot that made it."""
+    """Newest version heard of."""
     newest_slot: int
+    """Newest settled slot of this piece heard of."""
     last_named_slot: int
     """Slot of the last capture that was not missed; 0: none."""
     last_merged_slot: int

@@ -227,7 +227,7 @@ class Learner:
 
     def _on_update_ready(self, message: UpdateReady) -> None:
         newest = self._newest[message.piece]
-        if newest is None or message.version > newest.version:
+        if newest is None or (message.version, message.slot) > (newest.version, newest.slot):
             self._newest[message.piece] = message
 
     def _on_stream_lost(self, event: StreamLost) -> None:

@@ -205,6 +205,7 @@ class UpdateReady:
     piece: int
     version: Version
     slot: int
+    """Newest slot of this piece that is settled; later ones than the version's own were empty."""
     size_bytes: int
     hash: str
     merged: Merged

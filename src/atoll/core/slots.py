@@ -73,6 +73,9 @@ class PieceState:
 
     version: Version
     slot: int = 0
+    """That made this version."""
+    settled_slot: int = 0
+    """Newest that is settled, empty ones too."""
     update_hash: str = ""
     update_bytes: int = 0
     newest_merged: dict[Life, int] = field(default_factory=dict)
@@ -427,7 +430,7 @@ class SlotEngine:
         piece = self.pieces[slot.piece]
         assert slot.commit.version > piece.version, "versions only grow"
         piece.version = slot.commit.version
-        piece.slot = slot.number
+        piece.slot = piece.settled_slot = slot.number
         piece.update_hash, piece.update_bytes = slot.merge.update_hash, slot.merge.update_bytes
         piece.newest_merged = dict(slot.commit.newest_merged)
         for contribution in slot.inputs:
@@ -461,7 +464,7 @@ class SlotEngine:
         merged = self.newest_merged(member.life, index)
         self._ctx.send(
             member.stream,
-            UpdateReady(index, piece.version, piece.slot, piece.update_bytes, piece.update_hash, merged),
+            UpdateReady(index, piece.version, piece.settled_slot, piece.update_bytes, piece.update_hash, merged),
         )
 
     def newest_merged(self, life: Life, index: int) -> Merged:
@@ -553,9 +556,15 @@ class SlotEngine:
         )
 
     def _record_empty(self, slot: Slot) -> None:
-        """An empty slot is recorded, changes nothing and makes no version (hazard 27)."""
+        """An empty slot is recorded, changes nothing and makes no version (hazard 27).
+
+        Learners hear of it: with stale_max = 0 all would wait for its version before they capture that piece again.
+        """
         del self.live[slot.number]
         self._ctx.write(self._slot_line(slot, self.pieces[slot.piece].version))
+        self.pieces[slot.piece].settled_slot = slot.number
+        for member in self._roster.present():
+            self.tell_update(member, slot.piece)
 
     def next_deadline_ns(self) -> int | None:
         """When a slot may next have something to do by time alone."""
