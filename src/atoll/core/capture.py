@@ -151,8 +151,10 @@ class CapturePlanner:
         return closing_ns + at.slack_ns <= at.now_ns + at.step_ns + margin_ns
 
     def _overlap_ns(self) -> float:
+        """How long bytes are waited for after closing: overlap, but never more than half a round (R5)."""
         interval_ns = self._at.slot_interval_ns or self._config.slot_steps * self._at.step_ns
-        return self._config.overlap * interval_ns / self._config.slot_steps
+        steps = min(self._config.overlap, self._config.interval / 2)
+        return steps * interval_ns / self._config.slot_steps
 
     def _fresh_enough(self, view: PieceView, piece: int, slot: int) -> bool:
         """The anchor will be at most `stale_max` versions old when `slot` is merged, if the slots before it merge.

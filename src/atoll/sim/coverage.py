@@ -109,7 +109,7 @@ def universe() -> Iterator[tuple[str, str]]:
         yield REFUSAL, refusal
     for fate in FATES:
         yield FATE, fate
-    for lie in LIES[1:]:
+    for lie in LIES[1:-1]:
         yield EXPELLED, lie
 
 

@@ -134,7 +134,7 @@ def _faults(
 def _fault(
     chance: random.Random, learners: tuple[LearnerSpec, ...], expected_ns: int, settings: dict[str, Any]
 ) -> Fault:
-    kind, lease_ns = chance.choice(list(FAULTS)), settings["lease_interval_ns"]
+    kind, lease_ns = chance.choice([*FAULTS, "rogue", "rogue"]), settings["lease_interval_ns"]
     at_ns, when = int(chance.uniform(0, HEAL_AT) * expected_ns), ""
     if kind == "stop":
         at_ns = int(chance.uniform(0.5, 0.9) * expected_ns)
@@ -145,8 +145,8 @@ def _fault(
     for_ns = chance.choice((50 * MS, 300 * MS, lease_ns * 4 // 10, lease_ns * 13 // 10, 3 * lease_ns))
     if kind == "syncer sleeps" and chance.random() < 0.1:
         for_ns = 20 * lease_ns
-    if kind in ("crash", "terminate") and chance.random() < 0.3:
-        for_ns = 0
+    if kind in ("crash", "terminate"):
+        for_ns = chance.choice((0, 50 * MS, 50 * MS, for_ns))
     return Fault(
         kind=kind,
         at_ns=at_ns,
@@ -160,8 +160,9 @@ def _fault(
 def _states(settings: dict[str, Any]) -> list[str]:
     """What a fault may wait for in such a run. The rarer it is, the more often it is aimed at; `open` is common."""
     graceful = settings["mode"] == "decoupled" and settings["grace_factor"] and settings["overlap"]
-    rare = ["final", "final", "collecting", "merging", "committing", "committing", "retrying", "retrying", "finished"]
-    return rare + ["grace"] * 7 if graceful else rare
+    rare = ["final", "final", "collecting", "merging", "committing", "committing", "retrying", "retrying"]
+    rare += ["collecting", "merging", "finished", "finished"]
+    return rare + ["grace"] * 9 if graceful else rare
 
 
 def _at(chance: random.Random, kind: str, learners: tuple[LearnerSpec, ...], expected_ns: int) -> Fault:

@@ -149,7 +149,9 @@ class FaultWorld(World):
             case "stranger":
                 self.strangers.append(Stranger(self, STRANGERS[int(fault.factor) - 1]))
             case "rogue":
-                self._for(fault, Rogue(self, LIES[int(fault.factor) - 1]).hang_up)
+                rogue = Rogue(self, LIES[int(fault.factor) - 1])
+                longest_ns = max(fault.for_ns, 2 * self.config.lease_interval_ns)
+                self._for(replace(fault, for_ns=longest_ns), rogue.hang_up)
         return True
 
     def _strike_learner(self, fault: Fault) -> bool:

@@ -29,7 +29,7 @@ FAULTS = {
     "join": "a newcomer, made like `learner`",
     "same name": "a second process under the name of `learner`",
     "stranger": "a Hello of another run, protocol version, layout or an unknown life (factor 1 to 4)",
-    "rogue": "a learner joins and breaks the protocol (factor 1 to 8, see rogue.LIES)",
+    "rogue": "a learner joins and breaks the protocol (factor 1 to 9, see rogue.LIES)",
     "disk full": "the syncer's disk takes nothing for for_ms",
     "disk slow": "its writes take `factor` times as long for for_ms",
     "syncer sleeps": "the syncer stands still for for_ms",

@@ -39,6 +39,7 @@ LIES = (
     "twice at once",
     "ran backwards",
     "unexpected message",
+    "not ready",
 )
 """What a rogue does, by words of the syncer's answer."""
 
@@ -103,9 +104,10 @@ class Rogue(Stranger):
             self._world.syncer.stream_closed(self.stream)
 
     def _say(self, messages: list[Callable[[], object]]) -> None:
+        pause_ns = self._world.config.lease_interval_ns if self.lie == "not ready" else 0
         for index, message in enumerate(messages):
             self._world.clock.call_after(
-                (1 + index) * MS, lambda message=message: self._world.syncer.received(self.stream, message())
+                MS + index * (MS + pause_ns), lambda message=message: self._world.syncer.received(self.stream, message())
             )
 
     def _announce(self, *, seq: int = 1, piece: int = 0, tokens: int = 10) -> Announce:
@@ -142,4 +144,6 @@ class Rogue(Stranger):
                     lambda: Report(Counters(5, 50, 0.0, zeros, zeros)),
                     lambda: Report(Counters(4, 60, 0.0, zeros, zeros)),
                 ]
+            case "not ready":
+                return [*honest, lambda: replace(self._announce(), own_step=0)]
         return [*honest, lambda: welcome]

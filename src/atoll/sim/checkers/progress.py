@@ -104,7 +104,7 @@ class Progress:
         size_bytes = max(world.piece_bytes)
         rates = (spec.up_bytes_per_s, spec.down_bytes_per_s)
         transfer_ns = max(size_bytes / rate * 1e9 if rate else 0.0 for rate in rates) + 3 * spec.latency_ns
-        overlap_ns = world.config.overlap * interval_ns / world.config.slot_steps
+        overlap_ns = min(world.config.overlap, world.config.interval / 2) * interval_ns / world.config.slot_steps
         if overlap_ns < transfer_ns + world.merge_path_ns:
             return None
         share = min(1.0, interval_ns / max(transfer_ns, 1.0))
@@ -115,4 +115,6 @@ class Progress:
         if world.config.take == "overwrite" and 2 * step_ns > round_ns:
             return None  # Each boundary brings an update, and overwriting leaves no work of that step to send.
         away_ns = 2 * step_ns + world.merge_path_ns + 2 * transfer_ns
+        if not world.config.stale_max and away_ns > round_ns:
+            return None  # Its anchor is hardly ever back before the next slot of the piece.
         return 2 * ceil(1 / share) + 2 + ceil(away_ns / round_ns) + SLACK_ROUNDS
