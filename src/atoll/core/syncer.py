@@ -341,6 +341,9 @@ class Syncer:
         return False
 
     def _on_report(self, member: Member, message: Report) -> None:
+        if not self.seeded:
+            self._expel(member, "it reported before version 0 was committed")
+            return
         if not self._hear(member, message.counters):
             return
         member.timings = message.timings

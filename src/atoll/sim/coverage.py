@@ -39,10 +39,13 @@ FATES = (
     "the run is ending",
     "slot # had closed",
     "its learner is idle, not ready",
-    "its learner is gone: replaced",
-    "its learner left: terminated",
+    "its learner is gone",
+    "its learner left",
 )
 """Why a contribution is not merged, numbers left out."""
+
+TOO_EARLY = "before version 0"
+"""A rogue is put out for this too, when it joins before the first parameters are there."""
 
 FAULT, ROW, REFUSAL, FATE, EXPELLED = "fault x slot", "row", "refusal", "fate", "put out"
 
@@ -84,7 +87,7 @@ class Coverage:
             if isinstance(record, FateLine):
                 self.counts[FATE, _plain(record.reason)] += 1
             elif isinstance(record, MemberLine) and record.reason.startswith("expelled"):
-                lie = next((lie for lie in LIES if lie in record.reason), record.reason)
+                lie = next((lie for lie in (*LIES, TOO_EARLY) if lie in record.reason), record.reason)
                 self.counts[EXPELLED, lie] += 1
 
 
@@ -93,8 +96,9 @@ def _row(table: Table, state: str, cause: str) -> str:
 
 
 def _plain(reason: str) -> str:
-    """A reason without its numbers."""
-    return re.sub(r"\b\d[\d.e+-]*", "#", reason)
+    """A reason without its numbers, and without the reason of that."""
+    short = re.sub(r"^(its learner (?:is gone|left)): .*", r"\1", reason)
+    return re.sub(r"\b\d[\d.e+-]*", "#", short)
 
 
 def universe() -> Iterator[tuple[str, str]]:
@@ -109,7 +113,7 @@ def universe() -> Iterator[tuple[str, str]]:
         yield REFUSAL, refusal
     for fate in FATES:
         yield FATE, fate
-    for lie in LIES[1:-1]:
+    for lie in (*LIES[1:-1], TOO_EARLY):
         yield EXPELLED, lie
 
 

@@ -142,10 +142,14 @@ def _fault(
         at_ns = chance.randint(0, 400) * MS
     elif chance.random() < AIMED:
         when = chance.choice(_states(settings))
+    if when == "finished":
+        kind = chance.choice(("sleep", "partition", "partition up", "partition down", "cut control", "terminate"))
     for_ns = chance.choice((50 * MS, 300 * MS, lease_ns * 4 // 10, lease_ns * 13 // 10, 3 * lease_ns))
     if kind == "syncer sleeps" and chance.random() < 0.1:
         for_ns = 20 * lease_ns
-    if kind in ("crash", "terminate"):
+    if when == "finished":
+        for_ns = chance.choice((300 * MS, 8 * lease_ns))
+    elif kind in ("crash", "terminate"):
         for_ns = chance.choice((0, 50 * MS, 50 * MS, for_ns))
     return Fault(
         kind=kind,
@@ -160,9 +164,10 @@ def _fault(
 def _states(settings: dict[str, Any]) -> list[str]:
     """What a fault may wait for in such a run. The rarer it is, the more often it is aimed at; `open` is common."""
     graceful = settings["mode"] == "decoupled" and settings["grace_factor"] and settings["overlap"]
-    rare = ["final", "final", "collecting", "merging", "committing", "committing", "retrying", "retrying"]
-    rare += ["collecting", "merging", "finished", "finished"]
-    return rare + ["grace"] * 9 if graceful else rare
+    weights = {"final": 4, "collecting": 2, "merging": 2, "committing": 2, "retrying": 2, "finished": 2}
+    if graceful:
+        weights["grace"] = 9
+    return [state for state, weight in weights.items() for _ in range(weight)]
 
 
 def _at(chance: random.Random, kind: str, learners: tuple[LearnerSpec, ...], expected_ns: int) -> Fault:

@@ -106,9 +106,9 @@ class Rogue(Stranger):
     def _say(self, messages: list[Callable[[], object]]) -> None:
         pause_ns = self._world.config.lease_interval_ns if self.lie == "not ready" else 0
         for index, message in enumerate(messages):
-            self._world.clock.call_after(
-                MS + index * (MS + pause_ns), lambda message=message: self._world.syncer.received(self.stream, message())
-            )
+            at_ns = MS + index * (MS + pause_ns)
+            say = lambda message=message: self._world.syncer.received(self.stream, message())  # noqa: E731
+            self._world.clock.call_after(at_ns, say)
 
     def _announce(self, *, seq: int = 1, piece: int = 0, tokens: int = 10) -> Announce:
         """A contribution to the next slot of `piece` that is right but for what is asked for."""
