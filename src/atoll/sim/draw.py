@@ -56,7 +56,7 @@ def draw(seed: int) -> Plan:
 
 
 def _settings(chance: random.Random) -> dict[str, Any]:
-    mode = chance.choice(("decoupled",) * 4 + ("streaming", "diloco"))
+    mode = chance.choice(("decoupled",) * 5 + ("streaming", "diloco"))
     fragments = 1 if mode == "diloco" else chance.choice((1, 2, 3, 4, 8))
     slot_steps = chance.choice((1, 1, 2, 3, 6))
     overlap = 0 if mode == "diloco" else chance.choice((0, 1, 2, 2, 4, 4))
@@ -71,7 +71,7 @@ def _settings(chance: random.Random) -> dict[str, Any]:
         "steps": chance.randint(SLOTS_MIN, SLOTS_MAX) * slot_steps - chance.choice((0, slot_steps - 1)),
         "take": chance.choice(("rebase", "overwrite")),
         "stale_max": chance.choice((0, 1, 1, 2)),
-        "grace_factor": chance.choice((0.0, 0.8, 0.8)),
+        "grace_factor": chance.choice((0.0, 0.8, 0.8, 0.8)),
         "heartbeat_interval_ns": lease_ns // 10,
         "lease_interval_ns": lease_ns,
         "start_wait_ns": chance.choice((0, 1, 5)) * S,
@@ -121,7 +121,7 @@ def _faults(
     chance: random.Random, learners: tuple[LearnerSpec, ...], expected_ns: int, settings: dict[str, Any]
 ) -> list[Fault]:
     faults = []
-    for _ in range(chance.choice((0, 3, 6, 9, 12, 15))):
+    for _ in range(chance.choice((0, 4, 8, 12, 16, 20))):
         fault = _fault(chance, learners, expected_ns, settings)
         faults.append(fault)
         if fault.when == "retrying":
@@ -166,7 +166,7 @@ def _states(settings: dict[str, Any]) -> list[str]:
     graceful = settings["mode"] == "decoupled" and settings["grace_factor"] and settings["overlap"]
     weights = {"final": 4, "collecting": 2, "merging": 2, "committing": 2, "retrying": 2, "finished": 2}
     if graceful:
-        weights["grace"] = 9
+        weights["grace"] = 10
     return [state for state, weight in weights.items() for _ in range(weight)]
 
 
