@@ -7,10 +7,8 @@ import pytest
 from atoll.sim.scenario import check_expectations, named, names
 from atoll.sim.search import watched
 
-LONG = {"outage-10000-steps"}
 
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in names()])
+@pytest.mark.parametrize("name", names())
 def test_it_ends_well_and_keeps_its_promises(name: str) -> None:
     outcome, world = watched(named(name))
     assert (outcome.kind, outcome.text) == ("ok", "")

@@ -1,4 +1,4 @@
-"""The real core in virtual time. Invariants are checked after every event (sim/checkers.py); these tests look at what
+"""The real core in virtual time. Invariants are checked after every event (sim/checkers/); these tests look at what
 a run as a whole must show."""
 
 from __future__ import annotations

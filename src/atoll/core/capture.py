@@ -69,6 +69,8 @@ class Horizon:
     """No slot above this is named."""
     joined_at: int
     """T when this life became ready: earlier slots were never its turn."""
+    probe: bool = False
+    """Nothing was captured for a round and the link is idle: perhaps it is better than its measured rate."""
 
 
 class CapturePlanner:
@@ -102,7 +104,21 @@ class CapturePlanner:
                     if link.take(view.size_bytes):
                         chosen[piece] = slot
                     break
+        if not chosen and self._at.probe:
+            return self._probe(link)
         return list(chosen.items())
+
+    def _probe(self, link: _Uplink) -> list[tuple[int, int]]:
+        """One piece whose bytes are not expected in time, with the most time that there is.
+
+        A rate that was measured while the link stood still would forbid all captures, and so never be corrected.
+        """
+        for piece, slots in self._candidates(link):
+            view = self._pieces[piece]
+            for slot in reversed(slots):
+                if view.settled and slot > view.passed_slot and self._fresh_enough(view, piece, slot):
+                    return [(piece, slot)]
+        return []
 
     def _candidates(self, link: _Uplink) -> Iterator[tuple[int, list[int]]]:
         """Pieces with the slots that they may name, most urgent first."""

@@ -123,6 +123,8 @@ class Learner:
         self._joined_at = 0
         self._reported_steps = 0
         self._last_capture_step = 0
+        self._captured_at = 0
+        """T at the newest capture."""
         self._boundary_ns: int | None = None
         self._standing = True
         """The training thread stands at a boundary. Else it is in the middle of a step, whatever is heard meanwhile."""
@@ -381,6 +383,7 @@ class Learner:
         c_steps, c_tokens = self.book.pieces[piece].capture()
         self.unsettled[piece] = _Unsettled(self._seq, slot, self.book.steps)
         self._last_named[piece] = slot
+        self._captured_at = self._closed
         self._actions.append(
             Capture(
                 Announce(
@@ -417,6 +420,7 @@ class Learner:
             self.book.steps - self._steps_at_closed,
             self._config.slots,
             self._joined_at,
+            not self.unsettled and self._closed >= self._captured_at + self._config.fragments,
         )
         return CapturePlanner(self._config, horizon, [self._view(p) for p in range(len(self.anchors))])
 
@@ -494,7 +498,7 @@ class Learner:
         if any(anchor is None for anchor in self.anchors):
             return
         self.state = LEARNER.move(self.state, "adopted")
-        self._joined_at = self._closed
+        self._joined_at = self._captured_at = self._closed
         self._steps_at_closed = self.book.steps
         self._report()
         if self._may_finish():

@@ -1,0 +1,148 @@
+"""What random worlds found in the core (docs/LOG.md tells the seeds), each as a small scenario of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from atoll.core.messages import Announce
+from atoll.core.records import FateLine, LifeEndLine, SlotLine
+from atoll.sim.plan import MS, LearnerSpec, S
+from atoll.sim.rogue import LIES, Rogue
+from atoll.sim.world import World
+
+
+def equal(count: int, **spec: Any) -> list[LearnerSpec]:
+    return [LearnerSpec(name=f"l{i}", **spec) for i in range(count)]
+
+
+def merged_slots(world: World, name: str, piece: int | None = None) -> list[int]:
+    return [
+        s.slot
+        for s in world.records(SlotLine)
+        if s.slot <= world.config.slots and piece in (None, s.piece) and name in {m.name for m in s.merged}
+    ]
+
+
+class Spoilt(World):
+    """A world in which some contributions are not what they should be."""
+
+    spoil: Any = None
+
+    def fault_of(self, announce: Announce) -> tuple[bool, bool, float]:
+        return self.spoil(announce) if self.spoil is not None else (True, True, 1.0)
+
+
+def test_lock_mode__one_whose_contribution_was_refused_before_its_slot_closed_names_the_slot_again() -> None:
+    """Else it names the next one, and the others wait for the skipped one for ever."""
+    world = Spoilt(seed=1, learners=equal(3, up_bytes_per_s=2e6), mode="diloco", fragments=1, overlap=0, steps=240)
+    seen: list[int] = []
+
+    def spoil(announce: Announce) -> tuple[bool, bool, float]:
+        seen.append(announce.seq)
+        return (len(seen) % 7 != 0, True, 1.0)
+
+    world.spoil = spoil
+    world.run()
+    assert any(f.fate == "refused" for f in world.records(FateLine))
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_full_disk__slots_of_a_piece_do_not_pile_up(fragments: int) -> None:
+    world = World(seed=2, learners=equal(2), fragments=fragments, interval=2 * fragments, steps=400)
+    world.at(5 * S, lambda: setattr(world.syncer.disk, "full", True))
+    most: list[int] = []
+    for tick in range(5, 30):
+        world.at(tick * S, lambda: most.append(len(world.syncer.core.slots.live)))
+    world.at(25 * S, lambda: setattr(world.syncer.disk, "full", False))
+    world.run()
+    assert max(most) <= 2 * fragments + 1
+
+
+def test_empty_slots__with_stale_max_0_an_outage_does_not_end_all_merging() -> None:
+    """Each waited for the version of a slot that had been empty, so that every later slot was empty too."""
+    world = World(seed=3, learners=equal(3), stale_max=0, take="overwrite", fragments=2, interval=12, steps=720)
+    for agent in world.processes:
+        world.at(10 * S, agent.bulk.cut)
+        world.at(16 * S, agent.bulk.mend)
+    world.run()
+    late = [s for s in world.records(SlotLine) if 20 * S < s.now_ns and s.slot <= world.config.slots]
+    assert sum(bool(s.merged) for s in late) > 0.9 * len(late)
+
+
+def test_far_away__the_control_delay_is_measured_and_announcements_come_in_time() -> None:
+    """80 ms one way; the first guess of 2 ms for both ways was never replaced."""
+    far = LearnerSpec(name="far", step_ns=200 * MS, jitter=0.2, latency_ns=80 * MS)
+    world = World(seed=4, learners=[*equal(2), far], fragments=2, interval=12, steps=600)
+    world.run()
+    assert len(merged_slots(world, "far")) > 0.8 * world.config.slots
+
+
+def test_short_rounds__bytes_are_waited_for_at_most_half_a_round() -> None:
+    """H = 3 and overlap 4: collecting ends after 1.5 steps, and a learner that counted on 4 was always too late."""
+    thin = LearnerSpec(name="thin", up_bytes_per_s=50_000 * 2 / 0.265)
+    world = World(seed=5, learners=[*equal(2), thin], fragments=1, interval=3, overlap=4, steps=360)
+    world.run()
+    assert len(merged_slots(world, "thin")) > 0.3 * world.config.slots
+
+
+def test_thin_downlink__no_piece_is_fetched_again_and_again_while_others_wait() -> None:
+    """A download takes 2.5 slots of 2: the piece at the head of the queue was newer again each time it had come."""
+    thin = LearnerSpec(name="thin", down_bytes_per_s=50_000 * 2 / 0.75)
+    world = World(seed=6, learners=[*equal(2), thin], fragments=2, interval=6, overlap=2, steps=600)
+    world.run()
+    counts = [len(merged_slots(world, "thin", piece)) for piece in range(2)]
+    assert min(counts) > 0.5 * max(counts), counts
+
+
+def test_thin_downlink__the_finish_waits_for_updates_that_still_come_down() -> None:
+    thin = LearnerSpec(name="thin", down_bytes_per_s=0.2 * 100_000 / 0.3)
+    world = World(seed=7, learners=[*equal(2), thin], steps=240)
+    world.run()
+    assert sum(sum(e.lost) for e in world.records(LifeEndLine)) == 0
+
+
+def test_seed__one_that_slept_through_it_does_not_send_a_whole_model() -> None:
+    slow = LearnerSpec(name="l0", up_bytes_per_s=200_000)
+    world = World(seed=8, learners=[slow, *equal(2)[1:]], steps=120, start_wait_ns=1 * S)
+    world.at(100 * MS, world.agents["l0"].sleep)
+    world.at(8 * S, world.agents["l0"].wake)
+    world.run()
+    first = min(s.now_ns for s in world.records(SlotLine) if "l0" in {m.name for m in s.merged})
+    assert first < 15 * S
+
+
+def test_mad_learner__alone_in_its_slots_it_does_not_become_the_model() -> None:
+    """K = 1 of 2: "more than half of the slot's contributions" was one."""
+    world = Spoilt(seed=9, learners=equal(2), quorum=1, steps=240)
+    world.spoil = lambda a: (True, True, 1e30 if a.own_step > 100 and a.c_tokens % 2000 else 1.0)
+    world.run()
+
+
+def test_cut_in_the_last_round__it_is_no_death() -> None:
+    world = World(seed=10, learners=equal(3, up_bytes_per_s=1e6))
+    world.run_until(lambda: world.syncer.core.finish.phase == "final", limit_s=600)
+    world.agents["l1"].cut_control()
+    world.clock.call_after(1 * S, world.agents["l1"].mend_control)
+    world.run()
+    assert sum(sum(e.lost) for e in world.records(LifeEndLine)) == 0
+    assert {e.reason for e in world.records(LifeEndLine)} == {"finished"}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_rogues_are_put_out_and_the_others_go_on(lie: str) -> None:
+    world = World(seed=11, learners=equal(2), steps=120)
+    rogues: list[Rogue] = []
+    world.at(4 * S, lambda: rogues.append(Rogue(world, lie)))
+    world.at(20 * S, lambda: rogues[0].hang_up())
+    world.run()
+    assert sum(sum(e.lost) for e in world.records(LifeEndLine) if not e.name.startswith("rogue")) == 0
+
+
+def test_rogue__nobody_is_ready_before_version_0_exists() -> None:
+    """A report without parameters made a ready learner, and with start_wait = 0 slots began without a model."""
+    world = World(seed=12, learners=equal(2, up_bytes_per_s=100_000), steps=60, start_wait_ns=0)
+    world.at(1 * S, lambda: Rogue(world, LIES[-1]) and None)
+    world.run()
+    assert any("before version 0" in notice for notice in world.syncer.notices)
