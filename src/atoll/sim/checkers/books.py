@@ -72,6 +72,7 @@ class Books:
         assert len(core.slots.live) <= 2 * config.fragments + 1, "slots on their way are bounded"
         for member in core.roster.with_open():
             assert len(member.open) <= config.fragments, "one contribution per piece"
-        for agent in self._world.agents.values():
-            assert len(agent.places) <= config.places
-            assert len(agent.uploads) <= config.fragments
+        for agent in self._world.processes:
+            assert len(agent.places) <= config.places, "staging places are bounded"
+            waiting = len(agent.core._uploads) + len(agent.core._downloads)
+            assert waiting <= 2 * config.fragments, f"{agent.name}: {waiting} transfers wait for their turn"

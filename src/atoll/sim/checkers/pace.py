@@ -55,7 +55,9 @@ class Pace:
         self._phase = "waiting"
         self._phase_ns = 0
         self._first_ready_ns: int | None = None
-        self._last = world.config.slots
+        slot_steps = world.config.interval // world.config.fragments
+        self._last = -(-world.config.steps // slot_steps)
+        """N: steps are rounded up to whole slots (R1, R22)."""
         self._stopped = False
         self._quorum_wait = _Mean(world.config.average_rate)
         self._sync = _Mean(world.config.average_rate)
