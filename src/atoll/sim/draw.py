@@ -121,7 +121,7 @@ def _faults(
     chance: random.Random, learners: tuple[LearnerSpec, ...], expected_ns: int, settings: dict[str, Any]
 ) -> list[Fault]:
     faults = []
-    for _ in range(chance.choice((0, 4, 8, 12, 16, 20))):
+    for _ in range(chance.choice((0, 5, 10, 14, 18, 22))):
         fault = _fault(chance, learners, expected_ns, settings)
         faults.append(fault)
         if fault.when == "retrying":
@@ -164,9 +164,9 @@ def _fault(
 def _states(settings: dict[str, Any]) -> list[str]:
     """What a fault may wait for in such a run. The rarer it is, the more often it is aimed at; `open` is common."""
     graceful = settings["mode"] == "decoupled" and settings["grace_factor"] and settings["overlap"]
-    weights = {"final": 4, "collecting": 2, "merging": 2, "committing": 2, "retrying": 2, "finished": 2}
+    weights = {"final": 4, "collecting": 2, "merging": 3, "committing": 3, "retrying": 3, "finished": 2}
     if graceful:
-        weights["grace"] = 10
+        weights["grace"] = 14
     return [state for state, weight in weights.items() for _ in range(weight)]
 
 
