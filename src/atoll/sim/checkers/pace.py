@@ -217,6 +217,10 @@ class Pace:
             assert member.state != "ready", f"{life} was ready"
         elif reason == "the run is ending":
             assert self._phase != "running" or record.slot > self._last, f"{life} was refused and the run goes on"
+        elif reason.startswith("stale"):
+            newest_n = self._world.checkers.tape.version_of(record.piece)
+            age = newest_n - member.open[record.piece].announce.anchor.n
+            assert age > self._config.stale_max, f"{life} was {age} versions behind, which may be (R6)"
         elif reason.startswith(("its learner is gone", "its learner left")):
             mine_open = member.open.get(record.piece)
             assert mine_open is None or not mine_open.complete, f"{life}: a complete contribution outlives its learner"

@@ -43,6 +43,10 @@ class Tape:
         """Per slot: what had a norm that was judged and was not merged: (key, norm per root step, refused)."""
         self._expected_loss: Counter[Life] = Counter()
 
+    def version_of(self, piece: int) -> int:
+        """n of the newest version."""
+        return self._version[piece]
+
     def arrived(self, life: Life, piece: int, seq: int, *, ok: bool, norm: float) -> None:
         self._truth[life, piece, seq] = (ok, norm)
 
