@@ -85,6 +85,10 @@ class TorchBody:
     def revert(self, piece: int) -> None:
         scatter_(self.params, self.layout.pieces[piece], self.anchors[piece])
 
+    def check_end(self) -> None:
+        for piece, anchor in self.anchors.items():
+            assert torch.equal(self._flat(piece), anchor)
+
     def check(self, piece: int, tokens: int, *, over: bool) -> None:
         pass
 

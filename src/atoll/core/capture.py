@@ -100,6 +100,8 @@ class CapturePlanner:
             for slot in slots:
                 if slot <= view.passed_slot:
                     continue
+                if self._will_have_closed(slot):
+                    continue
                 if self._fresh_enough(view, piece, slot) and self._in_time(slot, link, view.size_bytes):
                     if link.take(view.size_bytes):
                         chosen[piece] = slot
@@ -181,6 +183,15 @@ class CapturePlanner:
         first = self._config.next_slot_of(piece, settled_to)
         between = max(0, (slot - first) // self._config.fragments)
         return view.newest_n + between - view.anchor_n <= self._config.stale_max
+
+    def _will_have_closed(self, slot: int) -> bool:
+        """The slot closes while the announcement is on its way, as far as predictions go.
+
+        Not where that time is so long past that its closing would have been heard of: then it is late, and open.
+        """
+        at = self._at
+        way_ns, closing_ns = at.delay_ns / 2, self.closing_ns(slot)
+        return MISSES * at.miss_ns < way_ns and at.now_ns - way_ns < closing_ns < at.now_ns + way_ns - at.slack_ns
 
     def _in_time(self, slot: int, link: _Uplink, size_bytes: int) -> bool:
         """Its bytes are expected by closing + overlap."""

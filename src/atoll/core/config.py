@@ -141,6 +141,11 @@ class RunConfig:
         return self.fragments + 1 if self.locked else PLACES
 
     @property
+    def overslept_ns(self) -> int:
+        """A syncer that did nothing for longer stood still itself: nobody's silence counts (R10)."""
+        return self.lease_interval_ns // 4
+
+    @property
     def slot_steps(self) -> int:
         """s = H / P: learner steps per slot."""
         return self.interval // self.fragments

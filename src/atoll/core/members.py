@@ -137,7 +137,7 @@ class Roster:
 
     def ready(self) -> list[Member]:
         """Those that count for quorum, grace and "all" (R10)."""
-        return [m for m in self._ordered if m.state == "ready"]
+        return [m for m in self._ordered if m.ready]
 
     def with_open(self) -> list[Member]:
         """All whose contributions may still be on their way, ended lives too, in id order."""

@@ -36,8 +36,10 @@ from atoll.store.tape import Tape
 from atoll.wire import channel as wire_channel
 
 FLUSH_INTERVAL_S = 1.0
-TICK_S = 0.25
-OVERSLEPT_NS = 1_250_000_000
+TICKS = 5
+"""Signs of its own life within the time that says that the syncer stood still."""
+DEFAULT_OVERSLEPT_NS = 1_250_000_000
+"""Until the settings are known."""
 SEED_RETRY_S = 2.0
 GOODBYE_S = 3.0
 BACKLOG_MAX = 1_000_000
@@ -68,6 +70,7 @@ class SyncerServer:
         self._queue: deque[events.SyncerEvent] = deque()
         self._busy = False
         self._awake_ns = time.monotonic_ns()
+        self._overslept_ns = DEFAULT_OVERSLEPT_NS
         self._unsynced = False
         self._backlog: deque[Record] = deque()
         self._lined_slots: set[int] = set()
@@ -190,8 +193,8 @@ class SyncerServer:
 
     def _stay_awake(self) -> None:
         """Every tick, so that a long gap between two of them says that this process stood still."""
-        self._loop.call_later(TICK_S, self._stay_awake)
-        if time.monotonic_ns() - self._awake_ns > OVERSLEPT_NS:
+        self._loop.call_later(self._overslept_ns / TICKS / 1e9, self._stay_awake)
+        if time.monotonic_ns() - self._awake_ns > self._overslept_ns:
             self.dispatch(events.Wake())
         self._awake_ns = time.monotonic_ns()
 
@@ -212,7 +215,7 @@ class SyncerServer:
         if self._machine is None or self._done.done():
             return
         now_ns = time.monotonic_ns()
-        if now_ns - self._awake_ns > OVERSLEPT_NS:
+        if now_ns - self._awake_ns > self._overslept_ns:
             self._queue.append(events.Overslept(now_ns - self._awake_ns))
         self._awake_ns = now_ns
         self._queue.append(event)
@@ -309,6 +312,7 @@ class SyncerServer:
         for record in self._lobby.first_lines(result, epoch, time.monotonic_ns()):
             self._write(record, sync=True)
         self._machine = Syncer(result.config, result.layout)
+        self._overslept_ns = result.config.overslept_ns
         for warning in result.warnings:
             self._notice(warning)
         self.dispatch(events.Started(epoch.number, result.init is not None))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.core import events as ev
 from atoll.core.agent import Agent
-from atoll.core.messages import PROTOCOL_VERSION, Hello, Life, Merged, Refuse, SyncerMessage, Welcome
+from atoll.core.messages import PROTOCOL_VERSION, Hello, Life, Merged, Refuse, SyncerMessage, UpdateReady, Welcome
 from atoll.sim.learner import SimLearner
 from atoll.sim.links import Bulk, Line, Rate, Transfer
 from atoll.sim.plan import MS, LearnerSpec
@@ -45,6 +45,8 @@ class SimAgent:
         self._upload: Transfer | None = None
         self._upload_id = (0, 0)
         self._timer_ns: int | None = None
+        self._bad_until_ns = -1
+        self._welcomed = False
         self._performers: dict[type, Callable[[Any], None]] = {
             ev.Connect: self._plan_connect,
             ev.ToSyncer: self._to_syncer,
@@ -69,6 +71,10 @@ class SimAgent:
         self.awake(lambda: self._feed(event))
 
     def _feed(self, event: ev.AgentEvent) -> None:
+        if isinstance(event, ev.DownloadEnded):
+            self._world.checkers.transfers.download_ended(self, event)
+        elif isinstance(event, ev.UploadEnded):
+            self._world.checkers.transfers.upload_ended(self, event)
         if self.alive:
             self._carry_out(self.core.handle(event, now_ns=self._world.clock.now_ns))
 
@@ -100,6 +106,19 @@ class SimAgent:
         delay_ns = self.spec.latency_ns + self._world.linger_ns
         self._world.clock.call_after(delay_ns, lambda: self._world.syncer.stream_closed(stream))
 
+    def note_line(self) -> None:
+        """The way from here to the syncer was held, cut or asleep until now."""
+        self._bad_until_ns = self._world.clock.now_ns
+
+    def line_held_since(self, at_ns: int) -> bool:
+        """Whether what this agent says has reached the syncer ever since."""
+        broken = self._sleeps or self._control_cuts or self.up.held
+        return self._welcomed and not broken and self._bad_until_ns < at_ns
+
+    @property
+    def asleep(self) -> bool:
+        return bool(self._sleeps)
+
     def awake(self, act: Callable[[], None]) -> None:
         """Do it now, or when the process goes on."""
         if self._sleeps:
@@ -114,6 +133,7 @@ class SimAgent:
 
     def wake(self) -> None:
         self._sleeps -= 1
+        self.note_line()
         while self._queue and not self._sleeps:
             self._queue.popleft()()
         self.bulk.release()
@@ -130,6 +150,7 @@ class SimAgent:
 
     def mend_control(self) -> None:
         self._control_cuts -= 1
+        self.note_line()
 
     def _to_syncer(self, action: ev.ToSyncer) -> None:
         stream, message = self.stream, action.message
@@ -157,7 +178,7 @@ class SimAgent:
             self._feed(ev.ConnectionLost("cut"))
             return
         stream = self._world.new_stream()
-        self.stream = stream
+        self.stream, self._welcomed = stream, False
         hello = self._hello(generation)
         self.up.send(lambda: self._world.syncer.stream_opened(stream, self, hello))
 
@@ -173,9 +194,13 @@ class SimAgent:
         if stream != self.stream or not self.alive:
             return
         if isinstance(message, Welcome):
+            self.note_line()
+            self._welcomed = True
             self.life = Life(self.spec.name, message.generation)
             self._feed(ev.Connected(message))
             return
+        if isinstance(message, UpdateReady):
+            self._world.checkers.transfers.told(self, message)
         if isinstance(message, Refuse):
             self.refusals.append(message.kind)
         self._feed(ev.FromSyncer(message))
@@ -216,13 +241,14 @@ class SimAgent:
     def _start_upload(self, action: ev.StartUpload) -> None:
         life, clock, latency_ns = self.life, self._world.clock, self.spec.latency_ns
         assert life is not None
+        self._world.checkers.transfers.upload_begins(self, action.piece, action.seq)
         began_ns, piece, seq = clock.now_ns, action.piece, action.seq
 
         def answer(result: str) -> None:
             if self._upload is not transfer:
                 return
             self._upload = None
-            duration_ns = max(clock.now_ns - began_ns, 1)
+            duration_ns = max(clock.now_ns + latency_ns - began_ns, 1)
             ended = ev.UploadEnded(piece, seq, result, transfer.moved_bytes, duration_ns)
             clock.call_after(latency_ns, lambda: self.feed(ended))
 
@@ -250,6 +276,7 @@ class SimAgent:
         clock, latency_ns, life = self._world.clock, self.spec.latency_ns, self.life
         assert life is not None
         piece, place = action.piece, action.place
+        self._world.checkers.transfers.download_begins(self, piece)
 
         def ended(transfer: Transfer) -> None:
             if transfer.broken:

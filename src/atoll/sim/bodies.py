@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from atoll.sim.world import World
 
 
+OWN_WEIGHTS = 10**15
+
+
 class Body(Protocol):
     """One learner's parameters."""
 
@@ -37,6 +40,9 @@ class Body(Protocol):
     def check(self, piece: int, tokens: int, *, over: bool) -> None:
         """AssertionError where theta does not hold the work of so many tokens."""
 
+    def check_end(self) -> None:
+        """AssertionError where theta is not exactly the final version."""
+
 
 class Shop(Protocol):
     """The syncer's tensors."""
@@ -56,7 +62,10 @@ class StandIn:
 
     def __init__(self, world: World, life: Life) -> None:
         pieces = world.config.fragments
-        self.displacement = [0] * pieces
+        self.displacement = [OWN_WEIGHTS] * pieces
+        """Before the first parameters are adopted: weights of its own, which nobody must ever see."""
+        self.rounding = [False] * pieces
+        """A codec rounds what is sent; what it left stays in r."""
         self.anchors: list[int | None] = [None] * pieces
         self._sent = [0] * pieces
 
@@ -67,25 +76,34 @@ class StandIn:
     def capture(self, announce: Announce) -> int:
         assert self.displacement[announce.piece] == announce.c_tokens, "weight does not fit the delta"
         self._sent[announce.piece] = announce.c_tokens
+        self.rounding[announce.piece] = True
         return announce.c_tokens
 
     def capture_seed(self) -> list[Any]:
-        assert not any(self.displacement), "version 0 comes from one that has not trained"
+        assert set(self.displacement) <= {0, OWN_WEIGHTS}, "version 0 comes from one that has not trained"
         return [0] * len(self.displacement)
 
     def take(self, piece: int, payload: Any, how: str, *, subtract_sent: bool) -> None:
         self.anchors[piece] = payload
         if how in ("adopt", "overwrite"):
             self.displacement[piece] = 0
+            self.rounding[piece] = False
         elif subtract_sent:
             self.displacement[piece] -= self._sent[piece]
         assert self.displacement[piece] >= 0, "work was subtracted that was not there"
 
     def revert(self, piece: int) -> None:
         self.displacement[piece] = 0
+        self.rounding[piece] = False
 
     def check(self, piece: int, tokens: int, *, over: bool) -> None:
-        assert over or self.displacement[piece] >= tokens, "theta lost work that the book still has"
+        if not over and self.anchors[piece] is not None:
+            found = self.displacement[piece]
+            assert found == tokens, f"theta holds {found} tokens of piece {piece}, the book says {tokens}"
+
+    def check_end(self) -> None:
+        assert not any(self.displacement), "theta is not the final version"
+        assert not any(self.rounding), "rounding of the codec is left in theta"
 
 
 class StandInShop:

@@ -11,7 +11,7 @@ from atoll.core import events as ev
 from atoll.core.messages import Announce
 from atoll.sim.agent import SimAgent
 from atoll.sim.coverage import Coverage
-from atoll.sim.links import Rate
+from atoll.sim.links import Bulk, Line, Rate
 from atoll.sim.plan import SYNCER_FAULTS, Fault, Plan, S
 from atoll.sim.rogue import LIES, STRANGERS, Rogue, Stranger
 from atoll.sim.world import World
@@ -90,6 +90,9 @@ class FaultWorld(World):
         if self.plan.bad_share or self.plan.learners_max or self.plan.norms_rise:
             return None
         return max(self.plan.heal_at_ns, self.disturbed.get(name, 0) + self.config.lease_interval_ns)
+
+    def was_disturbed(self, name: str) -> bool:
+        return bool(self.plan.bad_share) or name in self.disturbed or "" in self.disturbed
 
     # ------------------------------------------------------------ faults
 
@@ -191,21 +194,28 @@ class FaultWorld(World):
                 agent.bulk.hold()
                 self._for(fault, agent.bulk.release)
             case "partition up":
-                agent.up.hold()
-                self._for(fault, agent.up.release)
+                self._hold(fault, agent, agent.up)
             case "partition down":
                 agent.down.hold()
                 self._for(fault, agent.down.release)
             case "partition":
-                parts = (agent.up, agent.down, agent.bulk)
-                for part in parts:
-                    part.hold()
-                self._for(fault, lambda: [part.release() for part in parts] and None)
+                self._hold(fault, agent, agent.up, agent.down, agent.bulk)
             case "sleep":
                 agent.sleep()
                 self._for(fault, agent.wake)
             case _:
                 raise ValueError(f"fault {fault.kind!r} is unknown")
+
+    def _hold(self, fault: Fault, agent: SimAgent, *parts: Line | Bulk) -> None:
+        for part in parts:
+            part.hold()
+
+        def undo() -> None:
+            agent.note_line()
+            for part in parts:
+                part.release()
+
+        self._for(fault, undo)
 
     def _terminate(self, agent: SimAgent, back_after_ns: int) -> None:
         if agent.learner is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from atoll.core import events as ev
@@ -26,7 +26,7 @@ class SimLearner:
 
     def __init__(self, world: World, agent: SimAgent, life: Life) -> None:
         self._world = world
-        self._agent = agent
+        self.agent = agent
         self.life = life
         self.core = Learner(world.config, world.layout, life.name, life.generation)
         self.body = world.make_body(world, life)
@@ -57,6 +57,11 @@ class SimLearner:
         return self._blocked_since_ns is not None
 
     @property
+    def queued(self) -> Iterable[ev.LearnerEvent]:
+        """Events that wait for the next boundary."""
+        return self._queue
+
+    @property
     def cause(self) -> str:
         """Of the newest wait."""
         return self._cause
@@ -77,7 +82,7 @@ class SimLearner:
         """SIGTERM: the script leaves at its next boundary, or now if it waits."""
         self._interrupted = True
         if self.blocked:
-            self._agent.awake(self._leave)
+            self.agent.awake(self._leave)
 
     def _leave(self) -> None:
         if self.alive and not self.core.over:
@@ -99,30 +104,30 @@ class SimLearner:
     def _capture(self, action: ev.Capture) -> None:
         announce = action.announce
         self._world.checkers.captured(self, announce)
-        self._agent.uploads[announce.piece] = self.body.capture(announce)
-        self._agent.feed(ev.FromLearner(announce))
+        self.agent.uploads[announce.piece] = self.body.capture(announce)
+        self.agent.feed(ev.FromLearner(announce))
 
     def _capture_seed(self, action: ev.CaptureSeed) -> None:
-        self._agent.uploads.update(enumerate(self.body.capture_seed()))
-        self._agent.feed(ev.SeedOffered(tuple(self._world.piece_bytes)))
+        self.agent.uploads.update(enumerate(self.body.capture_seed()))
+        self.agent.feed(ev.SeedOffered(tuple(self._world.piece_bytes)))
 
     def _take(self, action: ev.Take) -> None:
         assert tuple(action.version) > self.held[action.piece], "an update is applied once, versions only grow"
         self.held[action.piece] = (action.version.lineage, action.version.n)
-        payload = self._agent.places[action.place]
+        payload = self.agent.places[action.place]
         self.body.take(action.piece, payload, action.how, subtract_sent=action.subtract_sent)
-        self._agent.feed(ev.PlaceFreed(action.place))
+        self.agent.feed(ev.PlaceFreed(action.place))
 
     def _tell(self, action: ev.Tell) -> None:
         message = action.message
         if isinstance(message, Report):
             message = Report(message.counters, Timings(tuple(sorted(self.blocked_ns.items()))))
-        self._agent.feed(ev.FromLearner(message))
+        self.agent.feed(ev.FromLearner(message))
 
     def _end(self, action: ev.End) -> None:
         self.alive = False
         if not action.ok:
-            self._agent.die()
+            self.agent.die()
 
     # ------------------------------------------------------------ steps and waits
 
@@ -151,14 +156,14 @@ class SimLearner:
         self.blocked_ns[self._cause] = self.blocked_ns.get(self._cause, 0) + spent_ns
 
     def _step_ns(self) -> float:
-        spec = self._agent.spec
+        spec = self.agent.spec
         factor = self.slow * (1 + spec.jitter * self._chance.uniform(-1, 1))
         if spec.tail and self._chance.random() < spec.tail:
             factor *= TAIL_FACTOR
         return spec.step_ns * factor
 
     def _wake(self) -> None:
-        self._agent.awake(self._look_up)
+        self.agent.awake(self._look_up)
 
     def _look_up(self) -> None:
         if self.blocked and self.alive:
@@ -168,7 +173,7 @@ class SimLearner:
             self._world.clock.call_after(WAKE_NS, self._wake)
 
     def _stepped(self) -> None:
-        self._agent.awake(self._boundary)
+        self.agent.awake(self._boundary)
 
     def _boundary(self) -> None:
         if not self.alive:
@@ -182,11 +187,11 @@ class SimLearner:
             self._leave()
         if not self.alive:
             return
-        tokens = self._agent.spec.tokens
+        tokens = self.agent.spec.tokens
         self._world.checkers.steps(self)
         self.body.step(tokens)
         self._handle(ev.Stepped(tokens, 1.0))
-        self._world.after_learner()
+        self._world.after_learner(self)
         if self.core.waiting is not None:
             self._drain()
         self._go_on()

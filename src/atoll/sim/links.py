@@ -33,6 +33,10 @@ class Line:
         else:
             deliver()
 
+    @property
+    def held(self) -> bool:
+        return self._holds > 0
+
     def hold(self) -> None:
         """This direction carries nothing until `release`; holds add up."""
         self._holds += 1

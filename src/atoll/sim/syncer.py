@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 SEED_RETRY_NS = 2_000_000_000
 ACCEPT_WAIT_NS = 5_000_000_000
-OVERSLEPT_NS = 1_250_000_000
-"""As the real driver: a longer gap between two of its ticks says that the process stood still."""
 
 
 class Peer(Protocol):
@@ -72,6 +70,7 @@ class SimSyncer:
         self._early: dict[tuple[Life, int, int], Callable[[], None]] = {}
         """Uploads that are whole and not announced yet."""
         self._seeder: Life | None = None
+        self._seed_from: dict[int, Life] = {}
         self._lined: set[int] = set()
         """Slots whose tape line is synced: not written again when their commit is tried again."""
         self._asleep_since_ns: int | None = None
@@ -126,7 +125,7 @@ class SimSyncer:
             return
         gap_ns = self._world.clock.now_ns - self._asleep_since_ns
         self._asleep_since_ns = None
-        if gap_ns > OVERSLEPT_NS:
+        if gap_ns > self._world.config.overslept_ns:
             self.feed(ev.Overslept(gap_ns))
         while self._queue and self._asleep_since_ns is None:
             self._queue.popleft()()
@@ -188,6 +187,7 @@ class SimSyncer:
     def _commit_seed(self, action: ev.CommitSeed) -> None:
         """All pieces, one file each; tried again while the disk is full."""
         sizes = self._world.piece_bytes
+        self._world.checkers.seed_committed(self._seed_from, self._seeder)
 
         def filed(ok: bool, piece: int) -> None:
             if not ok:
@@ -204,6 +204,7 @@ class SimSyncer:
 
     def _drop_seed(self, action: ev.DropSeed) -> None:
         self._seeder = None
+        self._seed_from.clear()
 
     def _publish(self, action: ev.Publish) -> None:
         state = self.core.slots.pieces[action.piece]
@@ -288,6 +289,7 @@ class SimSyncer:
             answer("unwanted")
             return
         self._shop.seed(piece, payload)
+        self._seed_from[piece] = life
         self.feed(ev.SeedArrived(life, piece, True, True))
         answer("ok")
 

@@ -151,15 +151,19 @@ class World:
         """From when on nothing disturbs this learner (empty: the syncer); None: that is not known."""
         return None
 
+    def was_disturbed(self, name: str) -> bool:
+        """Whether anything has happened to this learner or to the syncer."""
+        return True
+
     # ------------------------------------------------------------ called by the drivers
 
     def after_syncer(self, event: ev.SyncerEvent) -> None:
         """The syncer has taken an event and its actions are carried out."""
         self.checkers.after_syncer(event)
 
-    def after_learner(self) -> None:
+    def after_learner(self, learner: SimLearner) -> None:
         """A learner has passed a boundary."""
-        self.checkers.after_learner()
+        self.checkers.after_learner(learner)
 
     # ------------------------------------------------------------ running
 

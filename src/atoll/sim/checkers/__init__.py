@@ -4,6 +4,7 @@
 * `shadow.py`    members, clocks and contributions worked out again from the wire and the tape
 * `pace.py`      quorum, grace, closing and collecting as declared, neither early nor late
 * `books.py`     the two books of R8, bodies, queues
+* `transfers.py` what agents move, in which order
 * `waits.py`     what learners do: captures, waits, first parameters
 * `progress.py`  R4's bound, and what must hold when the run is over
 
@@ -21,6 +22,7 @@ from atoll.sim.checkers.pace import Pace
 from atoll.sim.checkers.progress import Progress
 from atoll.sim.checkers.shadow import Shadow
 from atoll.sim.checkers.tape import Tape
+from atoll.sim.checkers.transfers import Transfers
 from atoll.sim.checkers.waits import Waits
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class Checkers:
         self.pace = Pace(world, self.shadow)
         self.books = Books(world)
         self.waits = Waits(world, self.tape)
+        self.transfers = Transfers(world)
         self.progress = Progress(world)
 
     def _read_tape(self) -> None:
@@ -70,6 +73,11 @@ class Checkers:
         self.pace.after()
         self.books.check()
 
+    def seed_committed(self, handed_in: dict[int, Life], seeder: Life | None) -> None:
+        """R22: version 0 is of one learner, all of it."""
+        assert set(handed_in) == set(range(self._world.config.fragments)), "version 0 is committed and is not whole"
+        assert set(handed_in.values()) == {seeder}, f"version 0 is of several learners: {handed_in}"
+
     def accepted(self, action: ev.Accept) -> None:
         self._read_tape()
         self.shadow.accepted(action)
@@ -95,6 +103,7 @@ class Checkers:
 
     def captured(self, learner: SimLearner, announce: Announce) -> None:
         self.waits.captured(learner, announce)
+        self.transfers.captured(learner.agent, announce)
 
     def waits_for(self, learner: SimLearner, cause: str) -> None:
         self.waits.waits(learner, cause)
@@ -103,8 +112,11 @@ class Checkers:
         """This learner is about to book a step."""
         self.waits.steps(learner)
 
-    def after_learner(self) -> None:
+    def after_learner(self, learner: SimLearner) -> None:
+        """This learner has passed a boundary."""
         self.books.check()
+        self.waits.passed(learner)
+        self.transfers.places(learner.agent)
 
     # ------------------------------------------------------------ the end
 

@@ -95,6 +95,10 @@ class Progress:
                 f"{calm.life} was not merged into piece {piece} for {gap:.1f} rounds; R4's bound is {rounds} "
                 f"(slots {first} to {last}: {merged[piece]})"
             )
+        counts = [len(merged[piece]) for piece in range(pieces)]
+        mean = sum(counts) / pieces
+        alike = min(counts) >= mean / 2 - 1
+        assert alike, f"{calm.life} is merged {counts} times; none may be below half the mean (R4)"
 
     def bound_rounds(self, spec: LearnerSpec, interval_ns: float) -> int | None:
         """R4's bound for a learner in rounds; None where the rules promise none: too thin or shared, too slow."""
@@ -104,8 +108,7 @@ class Progress:
         size_bytes = max(world.piece_bytes)
         rates = (spec.up_bytes_per_s, spec.down_bytes_per_s)
         transfer_ns = max(size_bytes / rate * 1e9 if rate else 0.0 for rate in rates) + 3 * spec.latency_ns
-        overlap_ns = min(world.config.overlap, world.config.interval / 2) * interval_ns / world.config.slot_steps
-        if overlap_ns < transfer_ns + world.merge_path_ns:
+        if not world.config.overlap:
             return None
         share = min(1.0, interval_ns / max(transfer_ns, 1.0))
         if share < THIN_LEAST:
@@ -114,7 +117,9 @@ class Progress:
         step_ns = spec.step_ns * (1 + spec.jitter) * (TAIL_FACTOR if spec.tail else 1)
         if world.config.take == "overwrite" and 2 * step_ns > round_ns:
             return None  # Each boundary brings an update, and overwriting leaves no work of that step to send.
+        overlap_ns = min(world.config.overlap, world.config.interval / 2) * interval_ns / world.config.slot_steps
+        stale_ns = world.config.stale_max * round_ns
+        if transfer_ns + world.merge_path_ns + step_ns > stale_ns + overlap_ns:
+            return None  # The anchor is too old, or the bytes too late, by the time that they are in.
         away_ns = 2 * step_ns + world.merge_path_ns + 2 * transfer_ns
-        if not world.config.stale_max and away_ns > round_ns:
-            return None  # Its anchor is hardly ever back before the next slot of the piece.
         return 2 * ceil(1 / share) + 2 + ceil(away_ns / round_ns) + SLACK_ROUNDS

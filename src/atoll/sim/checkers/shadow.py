@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from atoll.core import events as ev
 from atoll.core.messages import (
     Announce,
+    Finishing,
     Heartbeat,
     Life,
+    Refuse,
     Report,
     UpdateReady,
     Welcome,
@@ -80,7 +82,11 @@ class Shadow:
         self._by_stream: dict[int, ShadowMember] = {}
         self._steps: dict[tuple[Life, int], int] = {}
         self._granting: tuple[int, str] | None = None
+        self._asking = 0
+        """Generation of the Hello that is answered now."""
         self._closing: int | None = None
+        self._finishing: set[int] = set()
+        """Streams on which it was said that the run is ending."""
         self.reached = 0
         self.first_ns: int | None = None
         """When the first clock reached (T + 1) * s."""
@@ -132,6 +138,7 @@ class Shadow:
                     contribution.complete = True
             case ev.StreamOpened(stream, hello):
                 self._granting = (stream, hello.name)
+                self._asking = hello.generation
             case ev.StreamClosed(stream):
                 self._closing = stream
 
@@ -161,18 +168,30 @@ class Shadow:
 
     def sent(self, stream: int, name: str, message: object) -> Life | None:
         """The syncer says something on a stream: whose it is, None where it is refused."""
+        if isinstance(message, Refuse):
+            self._refused(message, name)
         if isinstance(message, Welcome):
             member = self.members[Life(name, message.generation)]
             self._by_stream.pop(member.stream, None)
             member.stream = stream
             self._by_stream[stream] = member
             member.last_sign_ns = self._world.clock.now_ns
+        elif isinstance(message, Finishing):
+            self._finishing.add(stream)
         elif isinstance(message, UpdateReady):
             told = self._by_stream.get(stream)
             if told is not None:
                 self._told(told, message)
         owner = self._by_stream.get(stream)
         return owner.life if owner is not None else None
+
+    def _refused(self, message: Refuse, name: str) -> None:
+        """R13: a life that has not ended is never refused; a name only while it is in use."""
+        current = [m for m in self.members.values() if m.life.name == name and m.state != "ended"]
+        if message.kind == "replaced" and self._asking:
+            assert all(m.life.generation != self._asking for m in current), f"{name} came back, and was taken for dead"
+        if message.kind == "name":
+            assert any(m.present for m in current), f"the name {name} is free, and was refused"
 
     def _told(self, member: ShadowMember, message: UpdateReady) -> None:
         found = self._world.syncer.published[message.piece]
@@ -202,6 +221,8 @@ class Shadow:
         published = self._world.syncer.published[announce.piece].version
         newest = self._world.syncer.core.slots.pieces[announce.piece].version
         assert announce.anchor <= max(published, newest), f"{life} is ahead of what exists"
+        assert 1 <= announce.c_steps <= announce.counters.steps, f"{life} claims {announce.c_steps} steps"
+        assert 1 <= announce.c_tokens <= announce.counters.tokens, f"{life} claims {announce.c_tokens} tokens"
         now_ns = self._world.clock.now_ns
         member.open[announce.piece] = ShadowContribution(life, announce, now_ns)
         self._steps[life, announce.seq] = announce.c_steps
@@ -248,6 +269,7 @@ class Shadow:
             assert self._closing == member.stream, f"{member.life} is away, its stream did not close"
         elif record.state == "away":
             assert now_ns >= member.last_sign_ns + lease_ns, f"{member.life} was heard within its lease (R10)"
+            self._check_silence(member, now_ns - lease_ns)
         elif record.state == "idle" and record.before == "ready":
             assert not member.waiting, f"{member.life} waits by R9 and is called idle"
             assert now_ns >= member.last_advance_ns + self.idle_after_ns(member), f"{member.life} steps (R10)"
@@ -261,6 +283,13 @@ class Shadow:
             member.last_advance_ns = now_ns
             member.adopted = True
         member.state = record.state
+
+    def _check_silence(self, member: ShadowMember, since_ns: int) -> None:
+        """R10: an agent that lives, on a line that holds, is heard, also while its training thread hangs."""
+        for agent in self._world.processes:
+            if agent.life == member.life and agent.alive and agent.stream == member.stream:
+                held = agent.line_held_since(since_ns - agent.spec.latency_ns)
+                assert not held, f"{member.life} is called silent, its agent lives and its line holds"
 
     def _comes_back(self, member: ShadowMember, now_ns: int) -> None:
         member.surplus = True
@@ -318,9 +347,12 @@ class Shadow:
         now_ns, lease_ns = self._world.clock.now_ns, self._config.lease_interval_ns
         if self._world.syncer.over:
             return
+        ending = self._world.syncer.core.finish.phase in ("draining", "final", "finished")
         for member in self.members.values():
             if not member.present:
                 continue
+            if ending and member.stream in self._world.syncer.streams:
+                assert member.stream in self._finishing, f"{member.life} was not told that the run is ending (R22)"
             assert now_ns < member.last_sign_ns + lease_ns, f"{member.life} is {member.state} and silent for a lease"
             if member.state == "ready" and not member.waiting:
                 assert now_ns < member.last_advance_ns + self.idle_after_ns(member), f"{member.life} stalls and counts"

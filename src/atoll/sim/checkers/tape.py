@@ -20,6 +20,7 @@ NORM_FACTOR = 10.0
 FAR_NORM = "is far above"
 ROGUE = "rogue"
 """Names of learners that break the protocol on purpose begin so."""
+SPOILT = ("it is not finite", "its bytes do not match")
 NOT_FINITE = "the merge was not finite"
 
 
@@ -69,6 +70,8 @@ class Tape:
         assert record.fate in ("missed", "refused"), record.fate
         self.fated[key] = record.fate
         ok, norm = self._truth.pop((life, record.piece, record.seq), (True, 0.0))
+        if record.reason.startswith(SPOILT):
+            assert record.fate == "refused", f"{key} is spoilt, and {record.fate}: it would come again for ever"
         far = FAR_NORM in record.reason
         if record.fate == "refused" and not far and record.reason != NOT_FINITE and "weight" not in record.reason:
             assert not ok, f"{key} was whole and finite, and refused: {record.reason}"
@@ -155,6 +158,7 @@ class Tape:
         final = world.syncer.core.slots.versions()
         for learner in world.lives:
             if learner.core.ended is not None and learner.core.ended.kind == "finished":
+                learner.body.check_end()
                 assert tuple(learner.core.anchors) == final, f"{learner.life} does not hold the final version"
                 assert tuple(learner.held) == final, f"{learner.life} did not take the final version"
 
@@ -164,8 +168,21 @@ class Tape:
             total = end.merged[piece] + end.overwritten[piece] + end.lost[piece]
             assert total == end.tokens, f"{life} piece {piece}: {total} of {end.tokens} have a fate"
             assert end.lost[piece] >= 0
-        if end.reason == "finished" and sum(end.lost):
-            refused = any(key[0] == life and fate == "refused" for key, fate in self.fated.items())
-            cut = any(isinstance(r, NoticeLine) and "did not wait longer" in r.text for r in self._world.syncer.tape)
-            left = any(key[0] == life and fate == "missed" for key, fate in self.fated.items())
-            assert refused or cut or left, f"{life} finished and lost {end.lost} without a reason"
+        if end.reason == "finished":
+            self._check_lost(end, life)
+
+    def _check_lost(self, end: LifeEndLine, life: Life) -> None:
+        """One that stayed to the end loses only what was refused, or not in when the last round was over (R8)."""
+        tape = self._world.syncer.tape
+        if any(isinstance(r, NoticeLine) and "did not wait longer" in r.text for r in tape):
+            return
+        last = self._world.syncer.core.slots.last
+        excused = {
+            r.piece
+            for r in tape
+            if isinstance(r, FateLine)
+            and Life(r.name, r.generation) == life
+            and (r.fate == "refused" or r.slot > last)
+        }
+        for piece, lost in enumerate(end.lost):
+            assert not lost or piece in excused, f"{life} finished and lost {lost} of piece {piece} without a reason"

@@ -33,6 +33,8 @@ class Waits:
         assert announce.slot % config.fragments == piece, f"slot {announce.slot} does not serve piece {piece}"
         assert announce.own_step == learner.core.book.steps
         assert 1 <= announce.c_steps <= announce.own_step
+        tokens = announce.c_steps * learner.agent.spec.tokens
+        assert announce.c_tokens == tokens, f"{life}: {announce.c_steps} steps weigh {announce.c_tokens}"
         mine = self._captured.setdefault(life, {})
         before = mine.get(piece)
         assert before is None or self._settled(learner, before), f"{life} piece {piece}: two are unsettled (R6)"
@@ -54,6 +56,11 @@ class Waits:
             assert held >= (1, 0), f"{learner.life} trains without parameters of piece {piece} (hazard 8)"
             assert held <= tuple(published[piece].version), "parameters that were never committed (hazard 10)"
 
+    def passed(self, learner: SimLearner) -> None:
+        """R9: in decoupled an update is taken at the first boundary after it arrived."""
+        if not self._world.config.locked and learner.alive:
+            assert not learner.core._arrived, f"{learner.life} holds updates back: {list(learner.core._arrived)}"
+
     def waits(self, learner: SimLearner, cause: str) -> None:
         """R9: a training thread waits in four places."""
         core, config = learner.core, self._world.config
@@ -61,6 +68,7 @@ class Waits:
             assert core.book.steps == 0, f"{learner.life} waits for parameters in the middle of its life"
         elif cause == "lock":
             assert config.locked, f"{learner.life} waits for others in decoupled mode"
+            assert learner.agent.stream is not None, f"{learner.life} waits for others and has no stream"
             mine = self._captured.get(learner.life, {}).values()
             due = [a for a in mine if a.own_step + config.overlap <= core.book.steps]
             assert any(not self._taken(learner, a) for a in due), f"{learner.life} waits and nothing is due"
