@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 BUSY = ("waiting", "merging", "committing", "retrying")
 NOT_IN = "its bytes were not in"
 ALONE_ROUNDS = 2
+FINISH_PATIENCE = 10
 
 
 @dataclass(slots=True)
@@ -176,7 +177,16 @@ class Pace:
         self._warnings += count == ALONE_ROUNDS * self._config.fragments
 
     def _close_final(self, record: ClosedLine) -> None:
+        """R22: whoever may yet hand in is waited for, while bytes of theirs move, for at most 10 bounds."""
         assert self._phase == "final", "the last slots close in the finish"
+        now_ns, lease_ns = record.now_ns, self._config.lease_interval_ns
+        for member in self._shadow.members.values():
+            heard = member.present or (member.state == "away" and now_ns < member.last_sign_ns + lease_ns)
+            if not (heard and member.adopted) or member.declared:
+                continue
+            patient = now_ns - self._phase_ns >= FINISH_PATIENCE * lease_ns
+            stands = now_ns >= max(member.moved_ns, self._phase_ns) + lease_ns
+            assert patient or stands, f"the last round ends while bytes of {member.life} move (R22)"
 
     # ------------------------------------------------------------ collecting
 

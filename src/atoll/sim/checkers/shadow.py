@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from atoll.core import events as ev
 from atoll.core.messages import (
     Announce,
+    Declare,
     Finishing,
     Heartbeat,
     Life,
@@ -56,6 +57,9 @@ class ShadowMember:
     steps_seen: int = 0
     reported_steps: int = 0
     waiting: bool = False
+    declared: bool = False
+    moved_ns: int = 0
+    """When bulk bytes of it last moved."""
     adopted: bool = False
     surplus_until_ns: int = -1
     """What is reported before does not count, nor does the first report after (it was away)."""
@@ -149,6 +153,8 @@ class Shadow:
                 self._advance(member, counters.steps, False, now_ns)
             case Heartbeat(steps, waiting):
                 self._advance(member, steps, waiting, now_ns)
+            case Declare():
+                member.declared = True
             case Announce(seq, piece) if seq > member.heard_seq.get(piece, 0):
                 member.heard_seq[piece] = seq
                 self._advance(member, message.own_step, False, now_ns)
@@ -160,6 +166,7 @@ class Shadow:
             member.last_advance_ns = now_ns
 
     def _bulk(self, member: ShadowMember, now_ns: int) -> None:
+        member.moved_ns = now_ns
         for contribution in member.open.values():
             if not contribution.complete:
                 contribution.progress_at_ns = now_ns
