@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from atoll.core.messages import Life
-from atoll.core.records import ClosedLine, LifeEndLine, MemberLine, SlotLine
+from atoll.core.records import ClosedLine, FateLine, LifeEndLine, MemberLine, SlotLine
 from atoll.sim.plan import LearnerSpec
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 TAIL_FACTOR = 8
 THIN_LEAST = 0.15
 """Links below this share of their need are not held to R4's bound: it says little then."""
+DOOMED_MOST, DOOMED_FEW = 0.25, 3
+"""Share of contributions, and number, that may be captured in vain: for predictions that fail, and probes."""
 SLACK_ROUNDS = 1
 """For the round in which a window begins in the middle."""
 WINDOW_ROUNDS = 2
@@ -95,10 +97,22 @@ class Progress:
                 f"{calm.life} was not merged into piece {piece} for {gap:.1f} rounds; R4's bound is {rounds} "
                 f"(slots {first} to {last}: {merged[piece]})"
             )
+        self._doomed(calm, first, last, sum(map(len, merged.values())))
         counts = [len(merged[piece]) for piece in range(pieces)]
         mean = sum(counts) / pieces
         alike = min(counts) >= mean / 2 - 1
         assert alike, f"{calm.life} is merged {counts} times; none may be below half the mean (R4)"
+
+    def _doomed(self, calm: Calm, first: int, last: int, merged: int) -> None:
+        """R4: it captures only what can still be merged."""
+        missed = Counter(
+            record.reason.split()[0]
+            for record in self._world.records(FateLine)
+            if Life(record.name, record.generation) == calm.life and first <= record.slot <= last
+        )
+        limit = DOOMED_MOST * (merged + missed.total()) + DOOMED_FEW
+        for word, what in (("stale:", "anchors too old"), ("its", "bytes too late")):
+            assert missed[word] <= limit, f"{calm.life}: {missed[word]} {what}, {merged} merged (R4)"
 
     def bound_rounds(self, spec: LearnerSpec, interval_ns: float) -> int | None:
         """R4's bound for a learner in rounds; None where the rules promise none: too thin or shared, too slow."""

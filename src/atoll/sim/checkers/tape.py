@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from atoll.core.messages import Life, Version
-from atoll.core.records import FateLine, LifeEndLine, MemberLine, Merge1, NoticeLine, Record, SlotLine
+from atoll.core.records import FateLine, LifeEndLine, MemberLine, Merge1, NoticeLine, PhaseLine, Record, SlotLine
 
 if TYPE_CHECKING:
     from atoll.sim.syncer import Published
@@ -176,6 +176,10 @@ class Tape:
         tape = self._world.syncer.tape
         if any(isinstance(r, NoticeLine) and "did not wait longer" in r.text for r in tape):
             return
+        last_round_ns = next(r.now_ns for r in tape if isinstance(r, PhaseLine) and r.phase == "final")
+        mine = [r for r in tape if isinstance(r, MemberLine) and Life(r.name, r.generation) == life]
+        if not any(r.state == "ready" and r.now_ns < last_round_ns for r in mine):
+            return  # Nobody knew that it had begun.
         last = self._world.syncer.core.slots.last
         excused = {
             r.piece
