@@ -314,10 +314,11 @@ class Roster:
     def expire(self) -> None:
         """Move those that are silent or stalled."""
         now_ns = self._ctx.now_ns
-        for member in self:
+        lease_ns = self._config.lease_interval_ns
+        for member in self._ordered:
             if not member.present:
                 continue
-            if now_ns >= member.last_sign_ns + self._config.lease_interval_ns:
+            if now_ns >= member.last_sign_ns + lease_ns:
                 self.move(member, "silent", "nothing heard for a lease")
             elif member.ready and not member.waiting:
                 limit_ns = self.idle_after_ns(member)
@@ -326,9 +327,11 @@ class Roster:
 
     def next_deadline_ns(self) -> int | None:
         """When `expire` may next have something to do."""
-        deadlines = []
-        for member in self:
-            deadlines.append(member.last_sign_ns + self._config.lease_interval_ns)
+        lease_ns, now_ns, soonest_ns = self._config.lease_interval_ns, self._ctx.now_ns, None
+        for member in self._ordered:
+            deadline_ns = member.last_sign_ns + lease_ns
             if member.ready and not member.waiting:
-                deadlines.append(member.last_advance_ns + self.idle_after_ns(member))
-        return min(deadlines, default=None)
+                deadline_ns = min(deadline_ns, member.last_advance_ns + self.idle_after_ns(member))
+            if deadline_ns > now_ns and (soonest_ns is None or deadline_ns < soonest_ns):
+                soonest_ns = deadline_ns
+        return soonest_ns

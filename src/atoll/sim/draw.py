@@ -75,7 +75,7 @@ def _settings(chance: random.Random) -> dict[str, Any]:
         "take": chance.choice(("rebase", "overwrite")),
         "stale_max": chance.choice((0, 1, 1, 2)),
         "grace_factor": chance.choice((0.0, 0.8, 0.8, 0.8)),
-        "heartbeat_interval_ns": lease_ns // 10,
+        "heartbeat_interval_ns": lease_ns // chance.choice((4, 6, 10)),
         "lease_interval_ns": lease_ns,
         "start_wait_ns": chance.choice((0, 1, 5)) * S,
     }

@@ -149,6 +149,7 @@ class SimLearner:
         if self._blocked_since_ns is not None:
             self._book_wait(self._blocked_since_ns)
             self._blocked_since_ns = None
+        self._world.checkers.waits.begins(self)
         self._world.clock.call_after(self._step_ns(), self._stepped)
 
     def _book_wait(self, since_ns: int) -> None:

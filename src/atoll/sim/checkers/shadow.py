@@ -224,6 +224,7 @@ class Shadow:
             assert current.announce == announce, f"{life} piece {announce.piece}: two contributions at once (R6)"
             return
         last = announce.slot > self._world.syncer.core.slots.last
+        assert announce.final or not last, f"{life} named slot {announce.slot} as a regular one (R22)"
         assert last or member.state == "ready", f"{life} takes part and is {member.state} (R3)"
         published = self._world.syncer.published[announce.piece].version
         newest = self._world.syncer.core.slots.pieces[announce.piece].version

@@ -56,6 +56,11 @@ class Waits:
             assert held >= (1, 0), f"{learner.life} trains without parameters of piece {piece} (hazard 8)"
             assert held <= tuple(published[piece].version), "parameters that were never committed (hazard 10)"
 
+    def begins(self, learner: SimLearner) -> None:
+        """R22: one that knows of the end begins no step; in the lock modes up to `overlap` more."""
+        ending = learner.core._finish_slot is not None and not self._world.config.locked
+        assert not ending, f"{learner.life} begins a step and knows that the run is ending"
+
     def passed(self, learner: SimLearner) -> None:
         """R9: in decoupled an update is taken at the first boundary after it arrived."""
         if not self._world.config.locked and learner.alive:
