@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from atoll.sim.plan import FAULTS, MS, SYNCER_FAULTS, Fault, LearnerSpec, Plan, S, Site
@@ -17,13 +18,17 @@ AIMED = 0.85
 """Share of faults that wait for a state of a slot."""
 EARLY = 0.16
 """Share of faults that strike while learners join."""
-CALM = 0.25
+THIN = 0.1
+"""Share of plans that are only about one thin link."""
+CALM = 0.2
 """Share of plans with hardly any fault, in which learners are held to R4's bound."""
 
 
 def draw(seed: int) -> Plan:
     """Everything, from the seed."""
     chance = random.Random(seed)
+    if chance.random() < THIN:
+        return _thin(chance, seed)
     settings = _settings(chance)
     slot_steps = settings["interval"] // settings["fragments"]
     base_ns = chance.choice((20, 50, 100, 250)) * MS
@@ -54,6 +59,40 @@ def draw(seed: int) -> Plan:
         commit_ns=chance.choice((1, 1, 30)) * MS,
         learners_max=learners_max,
         heal_at_ns=int(HEAL_AT * expected_ns),
+        limit_ns=LIMIT_FACTOR * expected_ns + 600 * S,
+    )
+
+
+def _thin(chance: random.Random, seed: int) -> Plan:
+    """Equal learners without a fault, one of them behind a link that carries a part of its load."""
+    fragments, slot_steps, step_ns = chance.choice((4, 8)), chance.choice((1, 2, 3)), chance.choice((50, 100)) * MS
+    share = chance.uniform(0.2, 0.95)
+    rate = _need(slot_steps, step_ns) * share
+    jitter = chance.choice((0.0, 0.02, 0.2))
+    usual = [LearnerSpec(name=f"l{i}", step_ns=step_ns, jitter=jitter) for i in range(chance.randint(2, 4))]
+    up = chance.random() < 0.5
+    thin = replace(
+        usual[0],
+        name="thin",
+        latency_ns=chance.choice((1, 20)) * MS,
+        up_bytes_per_s=rate if up else 0.0,
+        down_bytes_per_s=0.0 if up else rate,
+    )
+    settings = {
+        "fragments": fragments,
+        "interval": fragments * slot_steps,
+        "overlap": chance.choice((1, 2, 4)),
+        "steps": chance.randint(SLOTS_MIN, SLOTS_MAX) * slot_steps,
+        "take": chance.choice(("rebase", "overwrite")),
+        "learners": len(usual) + 1,
+    }
+    expected_ns = settings["steps"] * step_ns + 2 * S
+    return Plan(
+        seed=seed,
+        settings=settings,
+        learners=(*usual, thin),
+        piece_values=PIECE_VALUES,
+        heal_at_ns=expected_ns // 4,
         limit_ns=LIMIT_FACTOR * expected_ns + 600 * S,
     )
 
