@@ -318,6 +318,39 @@ def test_plan__a_transfer_that_cannot_arrive_in_time_names_the_round_after() -> 
     assert (piece, slot) == (1, 49)
 
 
+def test_plan__a_slot_that_closes_while_the_announcement_is_on_its_way_is_left_out() -> None:
+    """80 ms away: the slot that closes in 50 ms is lost; one whose time is long past is late, and open."""
+    pieces = [view() for _ in range(4)]
+    pieces[1] = view(last_named_slot=0, newest_slot=37)
+    far: dict[str, Any] = {"delay_ns": 160 * MS, "slot_interval_ns": 50 * MS, "closed_at_ns": 10_080 * MS}
+    assert (1, 45) in planner(pieces, now_ns=10_000 * MS, **far).plan([], None)
+    late = planner(pieces, now_ns=10_400 * MS, **far).plan([], None)
+    assert (1, 41) in late
+
+
+def test_plan__an_idle_link_that_looked_bad_is_tried_with_one_piece() -> None:
+    pieces = [view(last_named_slot=0, newest_slot=40) for _ in range(8)]
+    hopeless = 100 / 3600
+    assert planner(pieces).plan([], hopeless) == []
+    [(piece, slot)] = planner(pieces, probe=True).plan([], hopeless)
+    assert slot == 40 + 8 + (piece - 40) % 8, "the round after next gives it the most time"
+    assert planner([view(settled=False) for _ in range(8)], probe=True).plan([], hopeless) == []
+
+
+def test_plan__bytes_are_waited_for_at_most_half_a_round() -> None:
+    """overlap 2 of H = 3: collecting ends after 1.5 steps."""
+    one = [view(last_named_slot=0, newest_slot=40)]
+    assert planner(one, own_steps=0).plan([], 100 / 0.44) == [(0, 41)]
+    assert planner(one, own_steps=0).plan([], 100 / 0.47) != [(0, 41)]
+
+
+def test_plan__the_way_back_of_the_answer_is_no_part_of_a_transfer() -> None:
+    """Of 400 ms that an upload was measured to take, 100 are the answer's way."""
+    one = [view(last_named_slot=0, newest_slot=40)]
+    assert planner(one, delay_ns=200 * MS, slack_ns=500 * MS).plan([], 100 / 0.44) == [(0, 41)]
+    assert planner(one, delay_ns=200 * MS, slack_ns=500 * MS).plan([], 100 / 0.46) != [(0, 41)]
+
+
 def test_delay__the_way_to_the_syncer_and_back_is_measured() -> None:
     """It stayed at the first guess of 2 ms: who was 80 ms away announced too late for slot after slot."""
     hand = Hand()

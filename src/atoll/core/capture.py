@@ -69,6 +69,8 @@ class Horizon:
     """No slot above this is named."""
     joined_at: int
     """T when this life became ready: earlier slots were never its turn."""
+    late_ns: float = 0.0
+    """Margin for bytes: more after each contribution that came too late, less after each that was merged."""
     probe: bool = False
     """Nothing was captured for a round and the link is idle: perhaps it is better than its measured rate."""
 
@@ -194,9 +196,9 @@ class CapturePlanner:
         return MISSES * at.miss_ns < way_ns and at.now_ns - way_ns < closing_ns < at.now_ns + way_ns - at.slack_ns
 
     def _in_time(self, slot: int, link: _Uplink, size_bytes: int) -> bool:
-        """Its bytes are expected by closing + overlap."""
+        """Its bytes are expected by closing + overlap, by as much earlier as experience tells."""
         closing_ns = max(self.closing_ns(slot), self._at.now_ns + self._at.delay_ns)
-        return link.arrival_ns(size_bytes) <= closing_ns + self._overlap_ns()
+        return link.arrival_ns(size_bytes) + self._at.late_ns <= closing_ns + self._overlap_ns()
 
 
 class _Uplink:

@@ -60,6 +60,8 @@ ALONE_LEASES = 3
 """So long without a stream, and the syncer is taken for gone."""
 CONTROL_DELAY_NS = 2_000_000
 """First guess of a control message's way there and back; replaced by what echoes show."""
+LATE_MORE, LATE_LESS = 0.5, 0.8
+"""Bytes that came too late: half a step more margin; a merge takes a fifth of it away."""
 ECHOES = 16
 """The shortest way there and back of so many echoes is the delay: longer ones waited somewhere."""
 
@@ -131,6 +133,7 @@ class Learner:
         self._step_ns = Average(config.average_rate)
         self._rate = Average(config.average_rate)
         self._miss_ns = Average(config.average_rate)
+        self._late_ns = 0.0
         self._echoes: deque[int] = deque(maxlen=ECHOES)
         self._finish_slot: int | None = None
         self._final_versions: tuple[Version, ...] | None = None
@@ -220,7 +223,7 @@ class Learner:
     def _hear_pace(self, slot: int, interval_ns: int) -> None:
         if self._interval_ns and slot > self._closed:
             expected_ns = self._closed_at_ns + (slot - self._closed) * self._interval_ns
-            self._miss_ns.add(abs(self._heard_at_ns - expected_ns))
+            self._miss_ns.add_steady(abs(self._heard_at_ns - expected_ns), self._step_ns.get())
         self._interval_ns = interval_ns
         if slot > self._closed or self._closed_at_ns == 0:
             self._closed = slot
@@ -264,8 +267,14 @@ class Learner:
         book = self.book.pieces[message.piece]
         if message.fate == "missed":
             book.missed()
+            if not unsettled.uploaded and message.slot <= self._closed:
+                self._late_ns = min(self._late_ns + LATE_MORE * self._step_ns.get(), self._round_ns())
         elif book.refused():
             self._actions.append(Revert(message.piece))
+
+    def _round_ns(self) -> float:
+        """A round: more margin than that helps nobody."""
+        return self._config.fragments * self._interval_ns
 
     def _on_update_arrived(self, event: UpdateArrived) -> None:
         """Only the newest staged update of a piece is kept."""
@@ -370,6 +379,7 @@ class Learner:
         if contains:
             del self.unsettled[piece]
             self._last_merged[piece] = update.slot
+            self._late_ns *= LATE_LESS
         elif unsettled is not None and update.slot >= unsettled.slot:
             unsettled.passed = True
 
@@ -420,6 +430,7 @@ class Learner:
             self.book.steps - self._steps_at_closed,
             self._config.slots,
             self._joined_at,
+            self._late_ns,
             not self.unsettled and self._closed >= self._captured_at + self._config.fragments,
         )
         return CapturePlanner(self._config, horizon, [self._view(p) for p in range(len(self.anchors))])

@@ -19,7 +19,7 @@ AIMED = 0.85
 EARLY = 0.16
 """Share of faults that strike while learners join."""
 THIN = 0.1
-"""Share of plans that are only about one thin link."""
+"""Share of plans that are only about one thin or long link."""
 CALM = 0.2
 """Share of plans with hardly any fault, in which learners are held to R4's bound."""
 
@@ -64,25 +64,25 @@ def draw(seed: int) -> Plan:
 
 
 def _thin(chance: random.Random, seed: int) -> Plan:
-    """Equal learners without a fault, one of them behind a link that carries a part of its load."""
+    """Equal learners without a fault; one is far away, or behind a link that carries a part of its load."""
     fragments, slot_steps, step_ns = chance.choice((4, 8)), chance.choice((1, 2, 3)), chance.choice((50, 100)) * MS
     share = chance.uniform(0.2, 0.95)
     rate = _need(slot_steps, step_ns) * share
     jitter = chance.choice((0.0, 0.02, 0.2))
-    usual = [LearnerSpec(name=f"l{i}", step_ns=step_ns, jitter=jitter) for i in range(chance.randint(2, 4))]
-    up = chance.random() < 0.5
+    usual = [LearnerSpec(name=f"l{i}", step_ns=step_ns, jitter=jitter) for i in range(chance.randint(1, 3))]
+    what = chance.choice(("up", "up", "down", "down", "far"))
     thin = replace(
         usual[0],
-        name="thin",
-        latency_ns=chance.choice((1, 20)) * MS,
-        up_bytes_per_s=rate if up else 0.0,
-        down_bytes_per_s=0.0 if up else rate,
+        name=what,
+        latency_ns=chance.randint(40, 150) * MS if what == "far" else chance.choice((1, 20)) * MS,
+        up_bytes_per_s=rate if what == "up" else 0.0,
+        down_bytes_per_s=rate if what == "down" else 0.0,
     )
     settings = {
         "fragments": fragments,
         "interval": fragments * slot_steps,
         "overlap": chance.choice((1, 2, 4)),
-        "steps": chance.randint(SLOTS_MIN, SLOTS_MAX) * slot_steps,
+        "steps": chance.randint(2 * SLOTS_MIN, 3 * SLOTS_MIN) * slot_steps,
         "take": chance.choice(("rebase", "overwrite")),
         "learners": len(usual) + 1,
     }
@@ -92,7 +92,7 @@ def _thin(chance: random.Random, seed: int) -> Plan:
         settings=settings,
         learners=(*usual, thin),
         piece_values=PIECE_VALUES,
-        heal_at_ns=expected_ns // 4,
+        heal_at_ns=expected_ns // 8,
         limit_ns=LIMIT_FACTOR * expected_ns + 600 * S,
     )
 

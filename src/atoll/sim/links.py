@@ -116,8 +116,12 @@ class Bulk:
         duration_ns = max((rate.chunk_ns(chunk_bytes) for rate in transfer._rates), default=0.0)
         if duration_ns == 0:
             chunk_bytes = transfer.total_bytes
-        transfer.moved_bytes = min(transfer.total_bytes, transfer.moved_bytes + chunk_bytes)
-        self._clock.call_after(duration_ns, lambda: self._next(transfer))
+
+        def moved() -> None:
+            transfer.moved_bytes = min(transfer.total_bytes, transfer.moved_bytes + chunk_bytes)
+            self._next(transfer)
+
+        self._clock.call_after(duration_ns, moved)
 
     def stop(self, transfer: Transfer) -> None:
         """It is not wanted any more: it ends now, also where its bytes are on their way or being waited for."""

@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 TAIL_FACTOR = 8
 THIN_LEAST = 0.15
 """Links below this share of their need are not held to R4's bound: it says little then."""
-DOOMED_MOST, DOOMED_FEW = 0.25, 3
+STALE_MOST, DOOMED_MOST, DOOMED_FEW = 0.03, 0.25, 3
 """Share of contributions, and number, that may be captured in vain: for predictions that fail, and probes."""
 SLACK_ROUNDS = 1
 """For the round in which a window begins in the middle."""
-WINDOW_ROUNDS = 2
-"""Windows of fewer bounds than this prove nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ class Progress:
         first, last = closings[0].slot, closings[-1].slot
         interval_ns = max(1.0, median(b.now_ns - a.now_ns for a, b in pairwise(closings)))
         rounds = self.bound_rounds(calm.spec, interval_ns)
-        if rounds is None or last - first < WINDOW_ROUNDS * rounds * pieces:
+        if rounds is None or last - first < rounds * pieces:
             return
         merged = defaultdict(list)
         for record in world.records(SlotLine):
@@ -110,8 +108,8 @@ class Progress:
             for record in self._world.records(FateLine)
             if Life(record.name, record.generation) == calm.life and first <= record.slot <= last
         )
-        limit = DOOMED_MOST * (merged + missed.total()) + DOOMED_FEW
-        for word, what in (("stale:", "anchors too old"), ("its", "bytes too late")):
+        for word, what, share in (("stale:", "anchors too old", STALE_MOST), ("its", "bytes too late", DOOMED_MOST)):
+            limit = share * (merged + missed.total()) + DOOMED_FEW
             assert missed[word] <= limit, f"{calm.life}: {missed[word]} {what}, {merged} merged (R4)"
 
     def bound_rounds(self, spec: LearnerSpec, interval_ns: float) -> int | None:
