@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.core import events as ev
 from atoll.core.agent import Agent
 from atoll.core.messages import PROTOCOL_VERSION, Hello, Life, Merged, Refuse, SyncerMessage, UpdateReady, Welcome
+from atoll.sim.clock import Timer
 from atoll.sim.learner import SimLearner
 from atoll.sim.links import Bulk, Line, Rate, Transfer
 from atoll.sim.plan import MS, LearnerSpec
@@ -44,7 +45,7 @@ class SimAgent:
         self._queue: deque[Callable[[], None]] = deque()
         self._upload: Transfer | None = None
         self._upload_id = (0, 0)
-        self._timer_ns: int | None = None
+        self._timer = Timer(world.clock, lambda: self.feed(ev.Wake()))
         self._bad_until_ns = -1
         self._welcomed = False
         self._performers: dict[type, Callable[[Any], None]] = {
@@ -224,13 +225,7 @@ class SimAgent:
             self.learner.push(event)
 
     def _set_timer(self, action: ev.SetTimer) -> None:
-        self._timer_ns = at_ns = action.at_ns
-
-        def ring() -> None:
-            if self._timer_ns == at_ns:
-                self.feed(ev.Wake())
-
-        self._world.clock.call_at(at_ns, ring)
+        self._timer.set(action.at_ns)
 
     # ------------------------------------------------------------ bulk
 

@@ -34,3 +34,21 @@ class Clock:
         self.now_ns, _, callback = heapq.heappop(self._heap)
         callback()
         return True
+
+
+class Timer:
+    """One wish at a time: a newer one takes the place of the older, as in the real drivers."""
+
+    def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
+        self._clock = clock
+        self._ring = ring
+        self._at_ns: int | None = None
+
+    def set(self, at_ns: int) -> None:
+        """Ring at `at_ns`, unless another time is set by then."""
+        self._at_ns = at_ns
+        self._clock.call_at(at_ns, lambda: self._due(at_ns))
+
+    def _due(self, at_ns: int) -> None:
+        if self._at_ns == at_ns:
+            self._ring()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.core import events as ev
 from atoll.core.learner import Learner
 from atoll.core.messages import Life, Report, Timings
-from atoll.sim.plan import MS
+from atoll.sim.plan import MS, TAIL_FACTOR
 
 if TYPE_CHECKING:
     from atoll.sim.agent import SimAgent
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 WAKE_NS = 250 * MS
 """As the real driver: a thread that waits looks up so often."""
-TAIL_FACTOR = 8
 
 
 class SimLearner:

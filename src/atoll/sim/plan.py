@@ -13,6 +13,8 @@ from typing import Any
 MS = 1_000_000
 S = 1_000 * MS
 
+TAIL_FACTOR = 8
+
 FAULTS = {
     "crash": "kill -9 of a learner and its agent; after for_ms a new life under its name, 0: never",
     "terminate": "SIGTERM: the learner leaves at its next boundary; after for_ms a new life, 0: never",
@@ -59,7 +61,7 @@ class LearnerSpec:
     jitter: float = 0.02
     """Share of a step, uniform to both sides."""
     tail: float = 0.0
-    """Share of steps that take 8 times as long: a law with a tail."""
+    """Share of steps that take TAIL_FACTOR times as long: a law with a tail."""
     tokens: int = 1000
     """Per step."""
     latency_ns: int = 1 * MS

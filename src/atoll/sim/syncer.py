@@ -11,6 +11,7 @@ from atoll.core import events as ev
 from atoll.core.messages import Announce, Hello, Life, Merged, SeedRequest, SyncerMessage, Version
 from atoll.core.records import Record
 from atoll.core.syncer import Syncer
+from atoll.sim.clock import Timer
 from atoll.sim.disk import Disk
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class SimSyncer:
         """Slots whose tape line is synced: not written again when their commit is tried again."""
         self._asleep_since_ns: int | None = None
         self._queue: deque[Callable[[], None]] = deque()
-        self._timer_ns: int | None = None
+        self._timer = Timer(world.clock, lambda: self.feed(ev.Wake()))
         self._performers: dict[type, Callable[[Any], None]] = {
             ev.Send: self._send,
             ev.CloseStream: self._close_stream,
@@ -229,13 +230,7 @@ class SimSyncer:
         self._arrived.pop((action.life, action.piece, action.seq), None)
 
     def _set_timer(self, action: ev.SetTimer) -> None:
-        self._timer_ns = at_ns = action.at_ns
-
-        def ring() -> None:
-            if self._timer_ns == at_ns:
-                self.feed(ev.Wake())
-
-        self._world.clock.call_at(at_ns, ring)
+        self._timer.set(action.at_ns)
 
     def _run_over(self, action: ev.RunOver) -> None:
         self.over = True

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from atoll.core.messages import Life
 from atoll.core.records import ClosedLine, FateLine, LifeEndLine, MemberLine, SlotLine
-from atoll.sim.plan import LearnerSpec
+from atoll.sim.plan import TAIL_FACTOR, LearnerSpec
 
 if TYPE_CHECKING:
     from atoll.sim.world import World
 
-TAIL_FACTOR = 8
 THIN_LEAST = 0.15
 """Links below this share of their need are not held to R4's bound: it says little then."""
 STALE_MOST, DOOMED_MOST, DOOMED_FEW = 0.03, 0.25, 3
@@ -32,7 +31,6 @@ class Calm:
     life: Life
     spec: LearnerSpec
     since_ns: int
-    until_ns: int
 
 
 class Progress:
@@ -64,13 +62,13 @@ class Progress:
         for record in world.records(MemberLine):
             if record.state == "ready":
                 ready.setdefault(Life(record.name, record.generation), record.now_ns)
-        ends = {Life(e.name, e.generation): e.now_ns for e in world.records(LifeEndLine) if e.reason == "finished"}
+        ends = {Life(e.name, e.generation) for e in world.records(LifeEndLine) if e.reason == "finished"}
         found = []
         for process in world.processes:
             life = process.life
             mine_ns = world.calm_from(process.name)
             if life in ends and life in ready and mine_ns is not None:
-                found.append(Calm(life, process.spec, max(since_ns, mine_ns, ready[life]), ends[life]))
+                found.append(Calm(life, process.spec, max(since_ns, mine_ns, ready[life])))
         return found
 
     def _bound(self, calm: Calm) -> None:
