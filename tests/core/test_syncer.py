@@ -430,13 +430,19 @@ def test_liveness__one_that_was_silent_on_a_stream_that_holds_is_told_what_it_mi
     assert bench.told("a", Pace)[-1].slot == 1
 
 
-def test_overslept__a_syncer_that_stood_still_in_the_finish_gives_everyone_the_time_that_it_took() -> None:
+def in_the_last_round() -> Bench:
+    """Two learners; the only regular slot is merged, and both are asked for what they have left."""
     bench = Bench(learners=2, steps=2)
     bench.join("a")
     bench.join("b")
     for name in ("a", "b"):
         bench.arrive(name, bench.announce(name, 1, 1, steps=2))
         bench.report(name, 2)
+    return bench
+
+
+def test_overslept__a_syncer_that_stood_still_in_the_finish_gives_everyone_the_time_that_it_took() -> None:
+    bench = in_the_last_round()
     assert bench.told("a", FinalRound)
     bench.now_ns += 60 * S
     bench.feed(ev.Overslept(60 * S))
@@ -501,12 +507,7 @@ def test_stop__before_the_first_slot_the_books_of_all_are_closed__of_those_away_
 
 
 def test_finish__a_short_cut_in_the_last_round_is_no_death() -> None:
-    bench = Bench(learners=2, steps=2)
-    bench.join("a")
-    bench.join("b")
-    for name in ("a", "b"):
-        bench.arrive(name, bench.announce(name, 1, 1, steps=2))
-        bench.report(name, 2)
+    bench = in_the_last_round()
     assert bench.told("b", FinalRound)
     bench.feed(ev.StreamClosed(bench.streams["b"]))
     bench.feed(ev.Received(bench.streams["a"], Declare()))
