@@ -346,7 +346,7 @@ def test_warning__the_same_single_learner_fills_slot_after_slot() -> None:
     bench.join("a")
     bench.join("b")
     for slot in range(1, 8):
-        message = bench.announce("a", slot, slot, steps=2 * slot, anchor=bench.core.slots.pieces[slot % 2].version)
+        message = bench.announce("a", slot, slot, steps=2 * slot, anchor=bench.core.pieces[slot % 2].version)
         bench.arrive("a", message)
         bench.now_ns += 100 * MS
         bench.report("a", 2 * slot)

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from atoll.core.config import RunConfig
+from atoll.core.forecast import Horizon
 
 UPLINK_LEFT_MAX = 2
 ROUNDS_AHEAD = 2
@@ -43,36 +44,6 @@ class PieceView:
     last_merged_slot: int
     passed_slot: int
     """Newest slot of this piece that is known to be over for this learner; it is not named again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Horizon:
-    """What the planner knows of time. All in ns of the learner's clock."""
-
-    now_ns: int
-    step_ns: int
-    """Own step, moving average."""
-    closed: int
-    """T: newest slot heard to have closed, and when."""
-    closed_at_ns: int
-    slot_interval_ns: int
-    """0 while unknown."""
-    slack_ns: int
-    """How much longer the newest slot would have waited for one more learner."""
-    delay_ns: int
-    """Control delay to the syncer and back."""
-    miss_ns: int
-    """By how much closings were predicted wrong, moving average."""
-    own_steps: int
-    """Own steps since T was heard."""
-    last_slot: int
-    """No slot above this is named."""
-    joined_at: int
-    """T when this life became ready: earlier slots were never its turn."""
-    late_ns: float = 0.0
-    """Margin for bytes: more after each contribution that came too late, less after each that was merged."""
-    probe: bool = False
-    """Nothing was captured for a round and the link is idle: perhaps it is better than its measured rate."""
 
 
 class CapturePlanner:
@@ -198,7 +169,7 @@ class CapturePlanner:
     def _in_time(self, slot: int, link: _Uplink, size_bytes: int) -> bool:
         """Its bytes are expected by closing + overlap, by as much earlier as experience tells."""
         closing_ns = max(self.closing_ns(slot), self._at.now_ns + self._at.delay_ns)
-        return link.arrival_ns(size_bytes) + self._at.late_ns <= closing_ns + self._overlap_ns()
+        return link.arrival_ns(size_bytes) + self._at.bytes_late_ns <= closing_ns + self._overlap_ns()
 
 
 class _Uplink:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from atoll.core.context import Context
 from atoll.core.events import RunOver
+from atoll.core.fates import ENDING, Fates
 from atoll.core.machine import Table
 from atoll.core.members import Member, Roster
 from atoll.core.messages import FinalRound, Finished, Finishing, Replaced
+from atoll.core.pieces import Pieces
 from atoll.core.records import PhaseLine, StartLine
 from atoll.core.slots import SlotEngine
 
@@ -38,10 +40,12 @@ PHASE = Table(
 class Finish:
     """Moves the run from phase to phase."""
 
-    def __init__(self, ctx: Context, roster: Roster, slots: SlotEngine) -> None:
+    def __init__(self, ctx: Context, roster: Roster, pieces: Pieces, fates: Fates, slots: SlotEngine) -> None:
         self._ctx = ctx
         self._config = ctx.config
         self._roster = roster
+        self._pieces = pieces
+        self._fates = fates
         self._slots = slots
         self.phase = PHASE.initial
         self._first_ready_ns: int | None = None
@@ -114,7 +118,7 @@ class Finish:
         for member in self._roster.with_open():
             for contribution in list(member.open.values()):
                 if contribution.announce.slot > self._slots.last:
-                    self._slots.settle(contribution, "missed", "the run is ending")
+                    self._fates.settle(contribution, ENDING)
         return True
 
     def _bound_ns(self) -> int:
@@ -136,7 +140,7 @@ class Finish:
         self._slots.final_deadline_ns = self._deadline_ns
         self._slots.open_final()
         for member in self._roster.present():
-            self._ctx.send(member.stream, FinalRound(self._slots.versions()))
+            self._ctx.send(member.stream, FinalRound(self._pieces.versions()))
         return True
 
     def _close_or_settle_final(self) -> bool:
@@ -144,7 +148,7 @@ class Finish:
             self.move("settled", "the last contributions are merged")
             self._set_deadline()
             for member in self._roster.present():
-                self._ctx.send(member.stream, Finished(self._slots.versions()))
+                self._ctx.send(member.stream, Finished(self._pieces.versions()))
             return True
         if not any(slot.state == "final" for slot in self._slots.live.values()):
             return False
@@ -177,9 +181,9 @@ class Finish:
         if self.phase in ("draining", "final", "finished"):
             self._ctx.send(member.stream, Finishing(self._slots.last))
         if self.phase == "final":
-            self._ctx.send(member.stream, FinalRound(self._slots.versions()))
+            self._ctx.send(member.stream, FinalRound(self._pieces.versions()))
         if self.phase == "finished":
-            self._ctx.send(member.stream, Finished(self._slots.versions()))
+            self._ctx.send(member.stream, Finished(self._pieces.versions()))
 
     def moved(self) -> None:
         """Bulk bytes moved: a lease from now for the next.

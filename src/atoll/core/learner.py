@@ -9,12 +9,11 @@ blocks on its queue while it is not None.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.core.capture import CapturePlanner, Horizon, PieceView
+from atoll.core.capture import CapturePlanner, PieceView
 from atoll.core.config import PAYLOAD_BYTES, RunConfig
 from atoll.core.events import (
     Capture,
@@ -34,6 +33,7 @@ from atoll.core.events import (
     UploadDone,
     Wake,
 )
+from atoll.core.forecast import Forecast
 from atoll.core.layout import Layout
 from atoll.core.ledger import LearnerBook
 from atoll.core.machine import Average, Table
@@ -58,12 +58,6 @@ from atoll.core.messages import (
 
 ALONE_LEASES = 3
 """So long without a stream, and the syncer is taken for gone."""
-CONTROL_DELAY_NS = 2_000_000
-"""First guess of a control message's way there and back; replaced by what echoes show."""
-LATE_MORE, LATE_LESS = 0.5, 0.8
-"""Bytes that came too late: half a step more margin; a merge takes a fifth of it away."""
-ECHOES = 16
-"""The shortest way there and back of so many echoes is the delay: longer ones waited somewhere."""
 
 LEARNER = Table(
     name="learner",
@@ -116,12 +110,8 @@ class Learner:
         self._seq = 0
         self._connected = True
         self._lost_at_ns = 0
-        self._closed = 0
         self._heard_at_ns = 0
-        self._closed_at_ns = 0
-        self._interval_ns = 0
-        self._slack_ns = 0
-        self._steps_at_closed = 0
+        self._forecast = Forecast(config)
         self._joined_at = 0
         self._reported_steps = 0
         self._last_capture_step = 0
@@ -132,9 +122,6 @@ class Learner:
         """The training thread stands at a boundary. Else it is in the middle of a step, whatever is heard meanwhile."""
         self._step_ns = Average(config.average_rate)
         self._rate = Average(config.average_rate)
-        self._miss_ns = Average(config.average_rate)
-        self._late_ns = 0.0
-        self._echoes: deque[int] = deque(maxlen=ECHOES)
         self._finish_slot: int | None = None
         self._final_versions: tuple[Version, ...] | None = None
         self._declared = False
@@ -184,8 +171,13 @@ class Learner:
     def progress(self) -> float:
         """Global progress of the run, 0 to 1, for schedules (R22)."""
         steps = self._config.slot_steps
-        done = self._closed * steps + min(self.book.steps - self._steps_at_closed, steps)
+        done = self._forecast.closed * steps + min(self._own_steps, steps)
         return min(1.0, done / self._config.whole_steps)
+
+    @property
+    def _own_steps(self) -> int:
+        """Since T was heard."""
+        return self.book.steps - self._forecast.own_steps_at_closed
 
     def handle(self, event: LearnerEvent, *, now_ns: int) -> list[LearnerAction]:
         """Take one event at monotonic time `now_ns`; return what to do, in order."""
@@ -212,23 +204,14 @@ class Learner:
         self._connected = True
         if self.state == "joining":
             self._joined_at = message.slot
-        self._hear_pace(message.slot, message.slot_interval_ns)
+        self._hear_slot(message.slot, message.slot_interval_ns)
 
     def _on_pace(self, message: Pace) -> None:
-        self._hear_pace(message.slot, message.slot_interval_ns)
-        self._slack_ns = message.slack_ns
-        if message.echo_ns:
-            self._echoes.append(max(0, self._heard_at_ns - message.echo_ns - message.echo_age_ns))
+        self._hear_slot(message.slot, message.slot_interval_ns)
+        self._forecast.hear_pace(message, self._heard_at_ns)
 
-    def _hear_pace(self, slot: int, interval_ns: int) -> None:
-        if self._interval_ns and slot > self._closed:
-            expected_ns = self._closed_at_ns + (slot - self._closed) * self._interval_ns
-            self._miss_ns.add_steady(abs(self._heard_at_ns - expected_ns), self._step_ns.get())
-        self._interval_ns = interval_ns
-        if slot > self._closed or self._closed_at_ns == 0:
-            self._closed = slot
-            self._closed_at_ns = self._heard_at_ns
-            self._steps_at_closed = self.book.steps
+    def _hear_slot(self, slot: int, interval_ns: int) -> None:
+        self._forecast.hear_slot(slot, interval_ns, self._heard_at_ns, self._step_ns.get(), self.book.steps)
 
     def _on_update_ready(self, message: UpdateReady) -> None:
         newest = self._newest[message.piece]
@@ -267,14 +250,9 @@ class Learner:
         book = self.book.pieces[message.piece]
         if message.fate == "missed":
             book.missed()
-            if not unsettled.uploaded and message.slot <= self._closed:
-                self._late_ns = min(self._late_ns + LATE_MORE * self._step_ns.get(), self._round_ns())
+            self._forecast.too_late(message.late, self._step_ns.get())
         elif book.refused():
             self._actions.append(Revert(message.piece))
-
-    def _round_ns(self) -> float:
-        """A round: more margin than that helps nobody."""
-        return self._config.fragments * self._interval_ns
 
     def _on_update_arrived(self, event: UpdateArrived) -> None:
         """Only the newest staged update of a piece is kept."""
@@ -329,11 +307,11 @@ class Learner:
 
     def _check_alone(self) -> None:
         """Without a syncer a learner trains on to the end of the run, and then says so; a short cut is no reason."""
-        own = self.book.steps - self._steps_at_closed
+        own = self._own_steps
         patience_ns = ALONE_LEASES * self._config.lease_interval_ns
         if self._connected or self._now_ns <= self._lost_at_ns + patience_ns:
             return
-        if self._closed * self._config.slot_steps + own >= self._config.whole_steps:
+        if self._forecast.closed * self._config.slot_steps + own >= self._config.whole_steps:
             reason = f"the syncer is gone; this learner trained {own} steps alone, and they are not merged"
             self._end(False, reason, "syncer lost")
 
@@ -354,9 +332,9 @@ class Learner:
 
     def _take(self, update: UpdateArrived) -> None:
         piece = update.piece
-        if update.slot > self._closed:
+        if update.slot > self._forecast.closed:
             self._heard_at_ns = self._now_ns
-            self._hear_pace(update.slot, self._interval_ns)
+            self._hear_slot(update.slot, self._forecast.interval_ns)
         anchor = self.anchors[piece]
         if anchor is not None and update.version <= anchor:
             self._actions.append(Free(update.place))
@@ -379,7 +357,7 @@ class Learner:
         if contains:
             del self.unsettled[piece]
             self._last_merged[piece] = update.slot
-            self._late_ns *= LATE_LESS
+            self._forecast.merged()
         elif unsettled is not None and update.slot >= unsettled.slot:
             unsettled.passed = True
 
@@ -393,7 +371,7 @@ class Learner:
         c_steps, c_tokens = self.book.pieces[piece].capture()
         self.unsettled[piece] = _Unsettled(self._seq, slot, self.book.steps)
         self._last_named[piece] = slot
-        self._captured_at = self._closed
+        self._captured_at = self._forecast.closed
         self._actions.append(
             Capture(
                 Announce(
@@ -418,20 +396,12 @@ class Learner:
             self._capture(piece, slot)
 
     def _planner(self) -> CapturePlanner:
-        horizon = Horizon(
-            self._now_ns,
-            int(self._step_ns.get()),
-            self._closed,
-            self._closed_at_ns,
-            self._interval_ns,
-            self._slack_ns,
-            min(self._echoes, default=CONTROL_DELAY_NS),
-            int(self._miss_ns.get()),
-            self.book.steps - self._steps_at_closed,
-            self._config.slots,
-            self._joined_at,
-            self._late_ns,
-            not self.unsettled and self._closed >= self._captured_at + self._config.fragments,
+        horizon = self._forecast.horizon(
+            now_ns=self._now_ns,
+            step_ns=self._step_ns.get(),
+            own_steps=self.book.steps,
+            joined_at=self._joined_at,
+            probe=not self.unsettled and self._forecast.closed >= self._captured_at + self._config.fragments,
         )
         return CapturePlanner(self._config, horizon, [self._view(p) for p in range(len(self.anchors))])
 
@@ -462,7 +432,8 @@ class Learner:
         if self.book.steps - self._last_capture_step < self._config.slot_steps:
             return
         named = {u.slot for u in self.unsettled.values()}
-        slot = next(s for s in range(self._closed + 1, self._closed + len(named) + 2) if s not in named)
+        closed = self._forecast.closed
+        slot = next(s for s in range(closed + 1, closed + len(named) + 2) if s not in named)
         piece = self._config.piece_of(slot)
         last = self._config.slots if self._finish_slot is None else self._finish_slot
         if slot > last or piece in self.unsettled or not self.book.pieces[piece].local_steps:
@@ -509,8 +480,8 @@ class Learner:
         if any(anchor is None for anchor in self.anchors):
             return
         self.state = LEARNER.move(self.state, "adopted")
-        self._joined_at = self._captured_at = self._closed
-        self._steps_at_closed = self.book.steps
+        self._joined_at = self._captured_at = self._forecast.closed
+        self._forecast.own_steps_at_closed = self.book.steps
         self._report()
         if self._may_finish():
             self._enter_finish()

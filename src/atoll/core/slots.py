@@ -12,12 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from atoll.core.context import Context
-from atoll.core.contributions import Contribution, NormHistory
-from atoll.core.events import Commit, CommitDone, CommitFailed, Discard, Input, Merge, MergeDone, Publish
+from atoll.core.contributions import Contribution
+from atoll.core.events import Commit, CommitDone, CommitFailed, Input, Merge, MergeDone, Publish
+from atoll.core.fates import BYTES_LATE, MERGE_NOT_FINITE, Fates, Verdict
 from atoll.core.machine import Average, Table
 from atoll.core.members import Member, Roster
-from atoll.core.messages import Announce, Fate, Finishing, Life, Merged, Pace, UpdateReady, Version
-from atoll.core.records import ClosedLine, FateLine, Merge1, PublishedLine, QuorumLine, SlotLine
+from atoll.core.messages import Finishing, Life, Pace, Version
+from atoll.core.pieces import Pieces
+from atoll.core.records import ClosedLine, Merge1, PublishedLine, QuorumLine, SlotLine
 
 COMMIT_RETRY_NS = 2_000_000_000
 SAME_LEARNER_ROUNDS = 2
@@ -67,30 +69,16 @@ class Slot:
         self.state = SLOT.move(self.state, cause)
 
 
-@dataclass(slots=True)
-class PieceState:
-    """The committed state of a piece, in handles."""
-
-    version: Version
-    slot: int = 0
-    """That made this version."""
-    settled_slot: int = 0
-    """Newest that is settled, empty ones too."""
-    update_hash: str = ""
-    update_bytes: int = 0
-    newest_merged: dict[Life, int] = field(default_factory=dict)
-    history: NormHistory = field(default_factory=NormHistory)
-
-
 class SlotEngine:
     """Decides when slots have quorum, close, end collecting, merge and commit."""
 
-    def __init__(self, ctx: Context, roster: Roster) -> None:
+    def __init__(self, ctx: Context, roster: Roster, pieces: Pieces, fates: Fates) -> None:
         config = ctx.config
         self._ctx = ctx
         self._config = config
         self._roster = roster
-        self.pieces = [PieceState(Version(1, 0)) for _ in range(config.fragments)]
+        self._pieces = pieces
+        self._fates = fates
         self.reached = 0
         """T: newest slot whose quorum was reached (R2)."""
         self.closed = 0
@@ -118,9 +106,6 @@ class SlotEngine:
     def settled(self) -> bool:
         """No slot is on its way."""
         return not self.live
-
-    def versions(self) -> tuple[Version, ...]:
-        return tuple(piece.version for piece in self.pieces)
 
     def quorum_size(self) -> int:
         return self._config.quorum_of(len(self._roster.ready()))
@@ -345,7 +330,7 @@ class SlotEngine:
         slot.move("collected")
         for contribution in slot.participants:
             if contribution.state == "announced":
-                self.settle(contribution, "missed", "its bytes were not in when collecting ended")
+                self._fates.settle(contribution, BYTES_LATE)
         return True
 
     # ------------------------------------------------------------ merging and committing (R6, R11, R25)
@@ -361,7 +346,7 @@ class SlotEngine:
         if slot.state != "waiting" or earlier:
             return False
         slot.inputs = self._judge(slot)
-        piece = self.pieces[slot.piece]
+        piece = self._pieces[slot.piece]
         if not slot.inputs:
             slot.move("empty")
             self._record_empty(slot)
@@ -375,7 +360,7 @@ class SlotEngine:
 
     def _judge(self, slot: Slot) -> list[Contribution]:
         """The contributions that may be merged, in id order; the others get their fate."""
-        piece = self.pieces[slot.piece]
+        piece = self._pieces[slot.piece]
         fresh = []
         for contribution in slot.participants:
             if not contribution.complete:
@@ -384,7 +369,7 @@ class SlotEngine:
             age = piece.version.n - anchor.n
             assert age >= 0, "anchors were checked at the entrance"
             if age > self._config.stale_max:
-                self.settle(contribution, "missed", f"stale: its anchor is {age} versions old")
+                self._fates.settle(contribution, Verdict("missed", f"stale: its anchor is {age} versions old"))
             else:
                 fresh.append(contribution)
         outside, overruled = piece.history.judge(fresh)
@@ -394,17 +379,18 @@ class SlotEngine:
                 f"piece {slot.piece}; none is refused. If the loss rises, lower the inner learning rate"
             )
         for contribution in outside:
-            self.settle(contribution, "refused", f"norm {contribution.norm:.3g} is far above this piece's history")
+            reason = f"norm {contribution.norm:.3g} is far above this piece's history"
+            self._fates.settle(contribution, Verdict("refused", reason))
         return [c for c in fresh if c not in outside]
 
     def merge_done(self, event: MergeDone) -> None:
         slot = self.live[event.slot]
-        piece = self.pieces[slot.piece]
+        piece = self._pieces[slot.piece]
         if not event.finite:
             slot.move("not finite")
             self._ctx.notice(f"slot {slot.number}: the merged piece {slot.piece} is not finite and was dropped")
             for contribution in slot.inputs:
-                self.settle(contribution, "refused", "the merge was not finite")
+                self._fates.settle(contribution, MERGE_NOT_FINITE)
             self._record_empty(slot)
             return
         slot.merge = event
@@ -427,19 +413,18 @@ class SlotEngine:
         assert slot.commit is not None
         assert slot.merge is not None
         slot.move("committed")
-        piece = self.pieces[slot.piece]
+        piece = self._pieces[slot.piece]
         assert slot.commit.version > piece.version, "versions only grow"
         piece.version = slot.commit.version
         piece.slot = piece.settled_slot = slot.number
         piece.update_hash, piece.update_bytes = slot.merge.update_hash, slot.merge.update_bytes
         piece.newest_merged = dict(slot.commit.newest_merged)
         for contribution in slot.inputs:
-            self._merged(contribution)
+            self._fates.merged(contribution)
         self._xi_sync.add_steady(self._ctx.now_ns - slot.closed_ns, self._step_ns())
         self._ctx.act(Publish(slot.piece, piece.version))
         self._ctx.write(PublishedLine(self._ctx.now_ns, slot.number, slot.piece, piece.version))
-        for member in self._roster.present():
-            self.tell_update(member, slot.piece)
+        self._pieces.tell_everyone(slot.piece)
 
     def commit_failed(self, event: CommitFailed) -> None:
         slot = self.live[event.slot]
@@ -457,68 +442,6 @@ class SlotEngine:
     def _send_pace(self, member: Member, slot: int, slack_ns: int) -> None:
         age_ns = self._ctx.now_ns - member.echo_at_ns
         self._ctx.send(member.stream, Pace(slot, self.interval_ns, slack_ns, member.echo_ns, age_ns))
-
-    def tell_update(self, member: Member, index: int) -> None:
-        """The newest committed version of a piece, with the receiver's newest merged seq (R6)."""
-        piece = self.pieces[index]
-        merged = self.newest_merged(member.life, index)
-        self._ctx.send(
-            member.stream,
-            UpdateReady(index, piece.version, piece.settled_slot, piece.update_bytes, piece.update_hash, merged),
-        )
-
-    def newest_merged(self, life: Life, index: int) -> Merged:
-        """What the current version of a piece contains of this life."""
-        seq = self.pieces[index].newest_merged.get(life)
-        return Merged() if seq is None else Merged(life.generation, seq)
-
-    # ------------------------------------------------------------ fates
-
-    def settle(self, contribution: Contribution, fate: str, reason: str) -> None:
-        """missed or refused: on the tape, told to the learner, bytes freed."""
-        announce = contribution.announce
-        contribution.move(fate)
-        self._ctx.act(Discard(contribution.life, announce.piece, announce.seq))
-        member = self._forget(contribution)
-        assert member is not None, "a life outlives its open contributions"
-        self.tell_fate(member, announce, fate, reason)
-        self._roster.close_books(member)
-
-    def tell_fate(self, member: Member, announce: Announce, fate: str, reason: str) -> None:
-        """On the tape and to the learner, now and whenever it announces the same again."""
-        life = member.life
-        self._ctx.write(
-            FateLine(
-                self._ctx.now_ns,
-                announce.slot,
-                announce.piece,
-                life.name,
-                life.generation,
-                announce.seq,
-                announce.c_tokens,
-                fate,
-                reason,
-            )
-        )
-        message = Fate(announce.piece, announce.seq, announce.slot, fate, reason)
-        member.last_fate[announce.piece] = message
-        self._ctx.send(member.stream, message)
-
-    def _merged(self, contribution: Contribution) -> None:
-        announce = contribution.announce
-        contribution.move("merged")
-        self._ctx.act(Discard(contribution.life, announce.piece, announce.seq))
-        member = self._forget(contribution)
-        assert member is not None, "a life outlives its open contributions"
-        member.account.merged[announce.piece] += announce.c_tokens
-        self._roster.close_books(member)
-
-    def _forget(self, contribution: Contribution) -> Member | None:
-        member = self._roster.by_life(contribution.life)
-        if member is not None:
-            found = member.open.pop(contribution.announce.piece, None)
-            assert found is contribution, "one contribution per piece has no fate"
-        return member
 
     # ------------------------------------------------------------ records and time
 
@@ -544,7 +467,7 @@ class SlotEngine:
             now_ns,
             slot.number,
             slot.piece,
-            self.pieces[slot.piece].version,
+            self._pieces[slot.piece].version,
             version,
             merged if done is not None else (),
             done.theta_hash if done is not None else "",
@@ -561,10 +484,9 @@ class SlotEngine:
         Learners hear of it: with stale_max = 0 all would wait for its version before they capture that piece again.
         """
         del self.live[slot.number]
-        self._ctx.write(self._slot_line(slot, self.pieces[slot.piece].version))
-        self.pieces[slot.piece].settled_slot = slot.number
-        for member in self._roster.present():
-            self.tell_update(member, slot.piece)
+        self._ctx.write(self._slot_line(slot, self._pieces[slot.piece].version))
+        self._pieces[slot.piece].settled_slot = slot.number
+        self._pieces.tell_everyone(slot.piece)
 
     def next_deadline_ns(self) -> int | None:
         """When a slot may next have something to do by time alone."""

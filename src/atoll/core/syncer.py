@@ -1,8 +1,8 @@
 """The syncer: frozen events in, frozen actions out. It waits for nobody, and never does wrong quietly.
 
-Composed of small machines: members (members.py), contributions (contributions.py), slots (slots.py) and the run as a
-whole (finish.py). This file is the entrance: who may join, what each message means, and the loop that lets every
-machine move until nothing changes.
+Composed of small machines: members (members.py), contributions and their fates (contributions.py, fates.py), pieces
+(pieces.py), slots (slots.py) and the run as a whole (finish.py). This file is the entrance: who may join, what each
+message means, and the loop that lets every machine move until nothing changes.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from atoll.core.events import (
     SyncerEvent,
     Wake,
 )
+from atoll.core.fates import DAMAGED, ENDING, NOT_FINITE, Fates, Verdict, had_closed
 from atoll.core.finish import Finish
 from atoll.core.layout import Layout, first_difference
 from atoll.core.members import Member, Roster
@@ -55,6 +56,7 @@ from atoll.core.messages import (
     SeedRequest,
     Welcome,
 )
+from atoll.core.pieces import Pieces
 from atoll.core.records import GrantLine, OversleptLine, ReportLine, SeedLine
 from atoll.core.slots import SlotEngine
 
@@ -69,8 +71,10 @@ class Syncer:
         self._layout = layout
         self._learners_max = learners_max
         self.roster = Roster(self._ctx)
-        self.slots = SlotEngine(self._ctx, self.roster)
-        self.finish = Finish(self._ctx, self.roster, self.slots)
+        self.pieces = Pieces(self._ctx, self.roster)
+        self._fates = Fates(self._ctx, self.roster)
+        self.slots = SlotEngine(self._ctx, self.roster, self.pieces, self._fates)
+        self.finish = Finish(self._ctx, self.roster, self.pieces, self._fates, self.slots)
         self.seeded = False
         self._seed_from_file = False
         self._seeder: Life | None = None
@@ -185,17 +189,13 @@ class Syncer:
     def _on_seed_committed(self, event: SeedCommitted) -> None:
         self.seeded = True
         self._committing_seed = False
-        for index, piece in enumerate(self.slots.pieces):
+        for index, piece in enumerate(self.pieces):
             piece.update_hash, piece.update_bytes = event.update_hashes[index], event.update_bytes[index]
             self._ctx.act(Publish(index, piece.version))
         source = self._seeder.name if self._seeder is not None else "file"
         self._ctx.write(SeedLine(self._ctx.now_ns, source, event.update_hashes))
         for member in self.roster.present():
-            self._tell_all_updates(member)
-
-    def _tell_all_updates(self, member: Member) -> None:
-        for index in range(self._config.fragments):
-            self.slots.tell_update(member, index)
+            self.pieces.tell_all(member)
 
     # ------------------------------------------------------------ joining (R13, R14)
 
@@ -261,7 +261,6 @@ class Syncer:
         self.finish.tell_phase(member)
 
     def _welcome(self, member: Member, *, resumed: bool) -> None:
-        pieces = range(self._config.fragments)
         self._ctx.send(
             member.stream,
             Welcome(
@@ -272,11 +271,11 @@ class Syncer:
                 self.slots.closed,
                 self.slots.interval_ns,
                 self.finish.phase,
-                tuple(self.slots.newest_merged(member.life, index) for index in pieces),
+                self.pieces.newest_merged(member.life),
             ),
         )
         if self.seeded:
-            self._tell_all_updates(member)
+            self.pieces.tell_all(member)
         elif self._seeder == member.life:
             self._ctx.send(member.stream, SeedRequest())
 
@@ -285,7 +284,7 @@ class Syncer:
         stream = member.stream
         for contribution in list(member.open.values()):
             if not contribution.complete:
-                self.slots.settle(contribution, "missed", f"its learner is gone: {reason}")
+                self._fates.settle(contribution, Verdict("missed", f"its learner is gone: {reason}"))
         if stream is not None:
             self._ctx.send(stream, Replaced(told))
             self._ctx.act(CloseStream(stream))
@@ -330,7 +329,7 @@ class Syncer:
         if silent and member.present:
             self.slots.tell_pace(member)
             if self.seeded:
-                self._tell_all_updates(member)
+                self.pieces.tell_all(member)
             self.finish.tell_phase(member)
 
     def _hear(self, member: Member, counters: Counters) -> bool:
@@ -379,7 +378,7 @@ class Syncer:
         member.timings = message.timings
         for contribution in list(member.open.values()):
             if not contribution.complete:
-                self.slots.settle(contribution, "missed", f"its learner left: {message.reason}")
+                self._fates.settle(contribution, Verdict("missed", f"its learner left: {message.reason}"))
         stream = member.stream
         self.roster.end(member, message.reason)
         if stream is not None:
@@ -403,7 +402,7 @@ class Syncer:
         member.newest_seq[message.piece] = message.seq
         refusal = self._announce_refusal(member, message)
         if refusal is not None:
-            self.slots.tell_fate(member, message, *refusal)
+            self._fates.tell(member, message, refusal)
             return
         now_ns = self._ctx.now_ns
         member.open[message.piece] = Contribution(member.life, message, now_ns, now_ns)
@@ -418,28 +417,28 @@ class Syncer:
             return f"piece {message.piece} has {message.size_bytes} bytes instead of {expected}"
         if message.slot < 1 or self._config.piece_of(message.slot) != message.piece:
             return f"slot {message.slot} does not serve piece {message.piece}"
-        if not self.seeded or message.anchor > self.slots.pieces[message.piece].version:
+        if not self.seeded or message.anchor > self.pieces[message.piece].version:
             return f"it holds version {tuple(message.anchor)} of piece {message.piece}, which was never published"
         if message.piece in member.open:
             return f"it announced piece {message.piece} twice at once"
         return None
 
-    def _announce_refusal(self, member: Member, message: Announce) -> tuple[str, str] | None:
-        """(fate, reason) for a well-formed contribution that comes too late or weighs nothing."""
+    def _announce_refusal(self, member: Member, message: Announce) -> Verdict | None:
+        """For a well-formed contribution that comes too late or weighs nothing."""
         if not weight_is_valid(message):
-            return "refused", f"weight of {message.c_tokens} tokens in {message.c_steps} steps is not valid"
+            return Verdict("refused", f"weight of {message.c_tokens} tokens in {message.c_steps} steps is not valid")
         slots = self.slots
         if message.slot > slots.last:
             slot = slots.live.get(message.slot)
             if slot is None or slot.state != "final" or not message.final:
-                return "missed", "the run is ending"
+                return ENDING
             return None
         if message.slot <= slots.closed:
-            return "missed", f"slot {message.slot} had closed"
+            return had_closed(message.slot)
         if self.finish.phase not in ("waiting", "running"):
-            return "missed", "the run is ending"
+            return ENDING
         if not member.ready:
-            return "missed", f"its learner is {member.state}, not ready"
+            return Verdict("missed", f"its learner is {member.state}, not ready")
         return None
 
     def _repeat(self, member: Member, message: Announce) -> None:
@@ -461,9 +460,9 @@ class Syncer:
         if contribution.state != "announced":
             return
         if not event.hash_ok:
-            self.slots.settle(contribution, "refused", "its bytes do not match their hash")
+            self._fates.settle(contribution, DAMAGED)
         elif not event.finite:
-            self.slots.settle(contribution, "refused", "it is not finite")
+            self._fates.settle(contribution, NOT_FINITE)
         else:
             contribution.hash, contribution.norm = event.hash, event.norm
             contribution.move("arrived")

@@ -117,7 +117,7 @@ class Rogue(Stranger):
         slot = config.next_slot_of(known, slots.closed)
         zeros = (0,) * config.fragments
         counters = Counters(1, 10, 0.0, zeros, zeros)
-        version = slots.pieces[known].version
+        version = self._world.syncer.core.pieces[known].version
         return Announce(seq, piece, slot, version, 1, 1, tokens, counters, self._world.piece_bytes[known])
 
     def _lies(self, welcome: Welcome) -> list[Callable[[], object]]:

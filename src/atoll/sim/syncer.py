@@ -208,7 +208,7 @@ class SimSyncer:
         self._seed_from.clear()
 
     def _publish(self, action: ev.Publish) -> None:
-        state = self.core.slots.pieces[action.piece]
+        state = self.core.pieces[action.piece]
         assert state.version == action.version
         found = Published(action.version, state.slot, dict(state.newest_merged), self._shop.published(action.piece))
         self.published[action.piece] = found

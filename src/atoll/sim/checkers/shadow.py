@@ -227,7 +227,7 @@ class Shadow:
         assert announce.final or not last, f"{life} named slot {announce.slot} as a regular one (R22)"
         assert last or member.state == "ready", f"{life} takes part and is {member.state} (R3)"
         published = self._world.syncer.published[announce.piece].version
-        newest = self._world.syncer.core.slots.pieces[announce.piece].version
+        newest = self._world.syncer.core.pieces[announce.piece].version
         assert announce.anchor <= max(published, newest), f"{life} is ahead of what exists"
         assert 1 <= announce.c_steps <= announce.counters.steps, f"{life} claims {announce.c_steps} steps"
         assert 1 <= announce.c_tokens <= announce.counters.tokens, f"{life} claims {announce.c_tokens} tokens"

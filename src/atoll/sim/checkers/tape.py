@@ -155,7 +155,7 @@ class Tape:
         assert {life for life, _ in self.merged} <= set(lives), "the books of every life are closed"
         for end, life in zip(ends, lives, strict=True):
             self._check_life(end, life)
-        final = world.syncer.core.slots.versions()
+        final = world.syncer.core.pieces.versions()
         for learner in world.lives:
             if learner.core.ended is not None and learner.core.ended.kind == "finished":
                 learner.body.check_end()

@@ -1,0 +1,87 @@
+"""What becomes of a contribution, and how its learner hears of it (protocol R6).
+
+Merged is told by the update that contains it. Missed and refused go on the tape and to the learner, now and whenever it
+announces the same again.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from atoll.core.context import Context
+from atoll.core.contributions import Contribution
+from atoll.core.events import Discard
+from atoll.core.members import Member, Roster
+from atoll.core.messages import LATE_ANNOUNCEMENT, LATE_BYTES, Announce, Fate
+from atoll.core.records import FateLine
+
+
+class Verdict(NamedTuple):
+    """Why a contribution is not merged. `late` says what came too late, for the learner's forecast."""
+
+    fate: str
+    reason: str
+    late: str = ""
+
+
+ENDING = Verdict("missed", "the run is ending")
+BYTES_LATE = Verdict("missed", "its bytes were not in when collecting ended", LATE_BYTES)
+DAMAGED = Verdict("refused", "its bytes do not match their hash")
+NOT_FINITE = Verdict("refused", "it is not finite")
+MERGE_NOT_FINITE = Verdict("refused", "the merge was not finite")
+
+
+def had_closed(slot: int) -> Verdict:
+    """It was announced for a slot that no longer takes any."""
+    return Verdict("missed", f"slot {slot} had closed", LATE_ANNOUNCEMENT)
+
+
+class Fates:
+    """Ends contributions; each gets exactly one fate."""
+
+    def __init__(self, ctx: Context, roster: Roster) -> None:
+        self._ctx = ctx
+        self._roster = roster
+
+    def settle(self, contribution: Contribution, verdict: Verdict) -> None:
+        """Missed or refused: on the tape, told to the learner, bytes freed."""
+        contribution.move(verdict.fate)
+        member = self._close(contribution)
+        self.tell(member, contribution.announce, verdict)
+        self._roster.close_books(member)
+
+    def merged(self, contribution: Contribution) -> None:
+        """Its slot is committed and it is part of it."""
+        contribution.move("merged")
+        member = self._close(contribution)
+        member.account.merged[contribution.announce.piece] += contribution.announce.c_tokens
+        self._roster.close_books(member)
+
+    def tell(self, member: Member, announce: Announce, verdict: Verdict) -> None:
+        """On the tape and to the learner; remembered, in case that it asks again."""
+        self._ctx.write(
+            FateLine(
+                self._ctx.now_ns,
+                announce.slot,
+                announce.piece,
+                member.life.name,
+                member.life.generation,
+                announce.seq,
+                announce.c_tokens,
+                verdict.fate,
+                verdict.reason,
+            )
+        )
+        message = Fate(announce.piece, announce.seq, announce.slot, *verdict)
+        member.last_fate[announce.piece] = message
+        self._ctx.send(member.stream, message)
+
+    def _close(self, contribution: Contribution) -> Member:
+        """Nothing more is expected of it."""
+        piece = contribution.announce.piece
+        self._ctx.act(Discard(contribution.life, piece, contribution.announce.seq))
+        member = self._roster.by_life(contribution.life)
+        assert member is not None, "a life outlives its open contributions"
+        found = member.open.pop(piece, None)
+        assert found is contribution, "one contribution per piece has no fate"
+        return member
