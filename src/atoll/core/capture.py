@@ -24,7 +24,8 @@ UPLINK_LEFT_MAX = 2
 ROUNDS_AHEAD = 2
 EARLY = 0.1
 MISSES = 2
-"""A closing may come earlier than predicted by so much of a step, and by so many mean errors of earlier predictions."""
+"""A closing may come earlier than predicted by so much of a step, and by so many mean errors of earlier predictions;
+or later, by so many errors."""
 
 
 @dataclass(slots=True)
@@ -160,16 +161,19 @@ class CapturePlanner:
     def _will_have_closed(self, slot: int) -> bool:
         """The slot closes while the announcement is on its way, as far as predictions go.
 
-        Not where that time is so long past that its closing would have been heard of: then it is late, and open.
+        Not where that time is so long past that its closing would have been heard of: then it is late, and open. Nor
+        where predictions are less sure than the way is long.
         """
         at = self._at
         way_ns, closing_ns = at.delay_ns / 2, self.closing_ns(slot)
-        return MISSES * at.miss_ns < way_ns and at.now_ns - way_ns < closing_ns < at.now_ns + way_ns - at.slack_ns
+        if at.miss_ns >= way_ns:
+            return False
+        return at.now_ns - way_ns - MISSES * at.miss_ns < closing_ns < at.now_ns + way_ns - at.slack_ns
 
     def _in_time(self, slot: int, link: _Uplink, size_bytes: int) -> bool:
         """Its bytes are expected by closing + overlap, by as much earlier as experience tells."""
         closing_ns = max(self.closing_ns(slot), self._at.now_ns + self._at.delay_ns)
-        return link.arrival_ns(size_bytes) + self._at.bytes_late_ns <= closing_ns + self._overlap_ns()
+        return link.arrival_ns(size_bytes) + self._at.late_ns <= closing_ns + self._overlap_ns()
 
 
 class _Uplink:

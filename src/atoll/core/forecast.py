@@ -1,8 +1,8 @@
 """What a learner knows of the syncer's time, and how wrong it was before (protocol R4).
 
-Three errors are learned from: when closings were predicted and when they were heard of; announcements that came when
-their slot had closed; bytes that came when collecting had ended. The last two widen a margin at once and lose it
-slowly, merge by merge: too late costs the whole contribution, too early a little of its work.
+Two errors are learned from: between when closings were predicted and when they were heard of; and bytes that came when
+collecting had ended. These widen a margin at once, and it is lost slowly, merge by merge: too late costs a whole
+contribution, too early a little of its work.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from atoll.core.config import RunConfig
 from atoll.core.machine import Average
-from atoll.core.messages import LATE_ANNOUNCEMENT, LATE_BYTES, Pace
+from atoll.core.messages import Pace
 
 CONTROL_DELAY_NS = 2_000_000
 """First guess of a control message's way there and back; replaced by what echoes show."""
 ECHOES = 16
 """The shortest way there and back of so many echoes is the delay: longer ones waited somewhere."""
 LATE_MORE, LATE_LESS = 0.5, 0.8
-"""What came too late: half a step more margin; a merge takes a fifth of it away."""
+"""Bytes that came too late: half a step more margin; a merge takes a fifth of it away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,8 @@ class Horizon:
     """No slot above this is named."""
     joined_at: int
     """T when this life became ready: earlier slots were never its turn."""
-    announce_late_ns: float = 0.0
-    """Margin for announcements: more after each that came too late, less after each merge."""
-    bytes_late_ns: float = 0.0
-    """The same for bytes."""
+    late_ns: float = 0.0
+    """Margin for bytes: more after each contribution that came too late, less after each that was merged."""
     probe: bool = False
     """Nothing was captured for a round and the link is idle: perhaps it is better than its measured rate."""
 
@@ -66,7 +64,7 @@ class Forecast:
         self._interval_ns = 0
         self._slack_ns = 0
         self._miss_ns = Average(config.average_rate)
-        self._late_ns = {LATE_ANNOUNCEMENT: 0.0, LATE_BYTES: 0.0}
+        self._late_ns = 0.0
         self._echoes: deque[int] = deque(maxlen=ECHOES)
 
     @property
@@ -91,16 +89,13 @@ class Forecast:
         if pace.echo_ns:
             self._echoes.append(max(0, at_ns - pace.echo_ns - pace.echo_age_ns))
 
-    def too_late(self, what: str, step_ns: float) -> None:
+    def bytes_late(self, step_ns: float) -> None:
         """A contribution was lost by it. More margin than a round helps nobody."""
-        if what in self._late_ns:
-            round_ns = float(self._config.fragments * self._interval_ns)
-            self._late_ns[what] = min(self._late_ns[what] + LATE_MORE * step_ns, round_ns)
+        self._late_ns = min(self._late_ns + LATE_MORE * step_ns, self._config.fragments * self._interval_ns)
 
     def merged(self) -> None:
         """A contribution was in time."""
-        for what in self._late_ns:
-            self._late_ns[what] *= LATE_LESS
+        self._late_ns *= LATE_LESS
 
     def horizon(self, *, now_ns: int, step_ns: float, own_steps: int, joined_at: int, probe: bool) -> Horizon:
         """All of it, for the boundary at `now_ns`."""
@@ -116,7 +111,6 @@ class Forecast:
             own_steps - self.own_steps_at_closed,
             self._config.slots,
             joined_at,
-            self._late_ns[LATE_ANNOUNCEMENT],
-            self._late_ns[LATE_BYTES],
+            self._late_ns,
             probe,
         )

@@ -374,7 +374,10 @@ def _refuse_from_wire(m: pb.Refuse) -> core.Refuse:
 
 
 def _fate_to_wire(m: core.Fate) -> pb.SyncerEnvelope:
-    fate = pb.Fate(piece=m.piece, seq=m.seq, slot=m.slot, fate=m.fate, reason=one_line(m.reason), late=m.late)
+    reason = one_line(m.reason)
+    fate = pb.Fate(
+        piece=m.piece, seq=m.seq, slot=m.slot, fate=m.fate, reason=reason, bytes_late=m.bytes_late
+    )
     return pb.SyncerEnvelope(fate=fate)
 
 
@@ -385,7 +388,7 @@ def _fate_from_wire(m: pb.Fate) -> core.Fate:
         slot=check_number("slot", m.slot),
         fate=check_text("fate", m.fate, WORD_LENGTH_MAX),
         reason=check_text("reason", m.reason),
-        late=check_text("late", m.late, WORD_LENGTH_MAX),
+        bytes_late=m.bytes_late,
     )
 
 
