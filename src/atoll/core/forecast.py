@@ -49,7 +49,7 @@ class Horizon:
     late_ns: float = 0.0
     """Margin for bytes: more after each contribution that came too late, less after each that was merged."""
     probe: bool = False
-    """Nothing was captured for a round and the link is idle: perhaps it is better than its measured rate."""
+    """Nothing was unsettled for a round: perhaps the link is better than its measured rate."""
 
 
 class Forecast:

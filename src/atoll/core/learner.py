@@ -115,8 +115,8 @@ class Learner:
         self._joined_at = 0
         self._reported_steps = 0
         self._last_capture_step = 0
-        self._captured_at = 0
-        """T at the newest capture."""
+        self._idle_since = 0
+        """T when a contribution was last unsettled."""
         self._boundary_ns: int | None = None
         self._standing = True
         """The training thread stands at a boundary. Else it is in the middle of a step, whatever is heard meanwhile."""
@@ -372,7 +372,6 @@ class Learner:
         c_steps, c_tokens = self.book.pieces[piece].capture()
         self.unsettled[piece] = _Unsettled(self._seq, slot, self.book.steps)
         self._last_named[piece] = slot
-        self._captured_at = self._forecast.closed
         self._actions.append(
             Capture(
                 Announce(
@@ -393,6 +392,8 @@ class Learner:
     def _capture_ahead(self) -> None:
         if not self._connected:
             return
+        if self.unsettled:
+            self._idle_since = self._forecast.closed
         for piece, slot in self._planner().plan(self._backlog_bytes(), self._rate.value):
             self._capture(piece, slot)
 
@@ -402,7 +403,7 @@ class Learner:
             step_ns=self._step_ns.get(),
             own_steps=self.book.steps,
             joined_at=self._joined_at,
-            probe=not self.unsettled and self._forecast.closed >= self._captured_at + self._config.fragments,
+            probe=self._forecast.closed >= self._idle_since + self._config.fragments,
         )
         return CapturePlanner(self._config, horizon, [self._view(p) for p in range(len(self.anchors))])
 
@@ -481,7 +482,7 @@ class Learner:
         if any(anchor is None for anchor in self.anchors):
             return
         self.state = LEARNER.move(self.state, "adopted")
-        self._joined_at = self._captured_at = self._forecast.closed
+        self._joined_at = self._idle_since = self._forecast.closed
         self._forecast.own_steps_at_closed = self.book.steps
         self._report()
         if self._may_finish():

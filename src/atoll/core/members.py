@@ -68,7 +68,8 @@ class Member:
     """True once it reported with its first parameters."""
     steps_seen: int = 0
     reported_steps: int = 0
-    reported_at_ns: int = 0
+    reported_at_ns: int | None = None
+    """None before the first report: steps are timed from report to report."""
     waiting: bool = False
     clock: int = 0
     clock_restarts: bool = False
@@ -183,7 +184,6 @@ class Roster:
             Average(self._config.average_rate),
             last_sign_ns=now_ns,
             last_advance_ns=now_ns,
-            reported_at_ns=now_ns,
             clock=clock,
         )
         self._current[name] = member
@@ -280,7 +280,7 @@ class Roster:
         """A report of cumulative steps: the new ones since the last; updates the step average."""
         new = steps - member.reported_steps
         now_ns = self._ctx.now_ns
-        if new > 0 and member.adopted and not member.clock_restarts:
+        if new > 0 and member.reported_at_ns is not None and not member.clock_restarts:
             member.step_ns.add_steady((now_ns - member.reported_at_ns) / new)
         member.reported_steps, member.reported_at_ns = steps, now_ns
         self.adopt(member)

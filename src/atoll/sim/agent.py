@@ -120,6 +120,11 @@ class SimAgent:
     def asleep(self) -> bool:
         return bool(self._sleeps)
 
+    @property
+    def unread(self) -> bool:
+        """Something that came while it slept is not read yet."""
+        return bool(self._queue)
+
     def awake(self, act: Callable[[], None]) -> None:
         """Do it now, or when the process goes on."""
         if self._sleeps:

@@ -53,7 +53,7 @@ class ShadowMember:
     clock: int
     last_sign_ns: int
     last_advance_ns: int
-    reported_at_ns: int
+    reported_at_ns: int | None = None
     steps_seen: int = 0
     reported_steps: int = 0
     waiting: bool = False
@@ -264,7 +264,7 @@ class Shadow:
         assert all(m.life.generation < record.generation for m in self.members.values()), "generations grow"
         clock = self.reached * self._config.slot_steps
         now_ns = record.now_ns
-        member = ShadowMember(life, stream, "joining", clock, now_ns, now_ns, now_ns)
+        member = ShadowMember(life, stream, "joining", clock, now_ns, now_ns)
         self.members[life] = member
         self._by_stream[stream] = member
 
@@ -307,7 +307,7 @@ class Shadow:
         """R2: the clock of the report."""
         member = self.members[Life(record.name, record.generation)]
         new = record.steps - member.reported_steps
-        if new > 0 and member.adopted and not member.surplus:
+        if new > 0 and member.reported_at_ns is not None and not member.surplus:
             self._sample(member, (record.now_ns - member.reported_at_ns) / new)
         member.adopted = True
         member.reported_steps, member.reported_at_ns = record.steps, record.now_ns

@@ -73,7 +73,8 @@ class Waits:
             assert core.book.steps == 0, f"{learner.life} waits for parameters in the middle of its life"
         elif cause == "lock":
             assert config.locked, f"{learner.life} waits for others in decoupled mode"
-            assert learner.agent.stream is not None, f"{learner.life} waits for others and has no stream"
+            knows = learner.agent.stream is None and not learner.agent.unread
+            assert not knows, f"{learner.life} waits for others and has no stream"
             mine = self._captured.get(learner.life, {}).values()
             due = [a for a in mine if a.own_step + config.overlap <= core.book.steps]
             assert any(not self._taken(learner, a) for a in due), f"{learner.life} waits and nothing is due"
