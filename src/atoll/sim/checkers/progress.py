@@ -110,14 +110,16 @@ class Progress:
             limit = share * (merged + missed.total()) + DOOMED_FEW
             assert missed[word] <= limit, f"{calm.life}: {missed[word]} {what}, {merged} merged (R4)"
 
+    def _transfer_ns(self, rate_bytes_per_s: float) -> float:
+        return max(self._world.piece_bytes) / rate_bytes_per_s * 1e9 if rate_bytes_per_s else 0.0
+
     def bound_rounds(self, spec: LearnerSpec, interval_ns: float) -> int | None:
         """R4's bound for a learner in rounds; None where the rules promise none: too thin or shared, too slow."""
         world, pieces = self._world, self._world.config.fragments
         if spec.site:
             return None
-        size_bytes = max(world.piece_bytes)
-        rates = (spec.up_bytes_per_s, spec.down_bytes_per_s)
-        transfer_ns = max(size_bytes / rate * 1e9 if rate else 0.0 for rate in rates) + 3 * spec.latency_ns
+        up_ns, down_ns = self._transfer_ns(spec.up_bytes_per_s), self._transfer_ns(spec.down_bytes_per_s)
+        transfer_ns = max(up_ns, down_ns) + 3 * spec.latency_ns
         if not world.config.overlap:
             return None
         share = min(1.0, interval_ns / max(transfer_ns, 1.0))
@@ -129,7 +131,10 @@ class Progress:
             return None  # Each boundary brings an update, and overwriting leaves no work of that step to send.
         overlap_ns = min(world.config.overlap, world.config.interval / 2) * interval_ns / world.config.slot_steps
         stale_ns = world.config.stale_max * round_ns
-        if transfer_ns + world.merge_path_ns + step_ns > stale_ns + overlap_ns:
+        age_ns = transfer_ns + world.merge_path_ns + step_ns
+        if down_ns > interval_ns:
+            age_ns += round_ns / 2  # What it fetches has waited for its turn, half a round in the mean.
+        if age_ns > stale_ns + overlap_ns:
             return None  # The anchor is too old, or the bytes too late, by the time that they are in.
         away_ns = 2 * step_ns + world.merge_path_ns + 2 * transfer_ns
         return 2 * ceil(1 / share) + 2 + ceil(away_ns / round_ns) + SLACK_ROUNDS
