@@ -242,6 +242,7 @@ def view(**kw: Any) -> PieceView:
     base = {
         "size_bytes": 100,
         "settled": True,
+        "worked": True,
         "anchor_n": 0,
         "newest_n": 0,
         "newest_slot": 0,
@@ -291,6 +292,16 @@ def test_plan__a_piece_that_missed_its_turn_goes_first_longest_unmerged_first() 
     pieces[3] = view(last_named_slot=0, last_merged_slot=20)
     pieces[5] = view(last_named_slot=0, last_merged_slot=10)
     assert planner(pieces).plan([], 1e9) == [(5, 45), (3, 43)]
+
+
+def test_plan__the_uplink_is_kept_free_for_a_piece_that_waits_twice_as_long_as_any_other() -> None:
+    """It was just overwritten and has nothing to send at this boundary; at the next it has."""
+    others = [view(last_named_slot=0, last_merged_slot=20) for _ in range(7)]
+    starved = view(worked=False, last_named_slot=0, last_merged_slot=-1)
+    assert planner([*others, starved]).plan([], 100 / 0.3) == []
+    assert planner([*others, view(worked=False, last_named_slot=0, last_merged_slot=1)]).plan([], 100 / 0.3) != []
+    [first, *_] = planner([*others, view(last_named_slot=0, last_merged_slot=-1)]).plan([], 100 / 0.3)
+    assert first[0] == 7
 
 
 def test_plan__unsettled_or_too_old_anchors_are_left_alone() -> None:

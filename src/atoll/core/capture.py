@@ -23,6 +23,8 @@ from atoll.core.forecast import Horizon
 UPLINK_LEFT_MAX = 2
 ROUNDS_AHEAD = 2
 EARLY = 0.1
+STARVED = 2
+"""Times as long unmerged as any other piece, and no other is captured before it."""
 MISSES = 2
 """A closing may come earlier than predicted by so much of a step, and by so many mean errors of earlier predictions;
 or later, by so many errors."""
@@ -34,7 +36,9 @@ class PieceView:
 
     size_bytes: int
     settled: bool
-    """Nothing of it is unsettled and there is local work (R6)."""
+    """Nothing of it is unsettled (R6)."""
+    worked: bool
+    """There is local work to send."""
     anchor_n: int
     newest_n: int
     """Newest version heard of."""
@@ -45,6 +49,11 @@ class PieceView:
     last_merged_slot: int
     passed_slot: int
     """Newest slot of this piece that is known to be over for this learner; it is not named again."""
+
+    @property
+    def ready(self) -> bool:
+        """It may be captured."""
+        return self.settled and self.worked
 
 
 class CapturePlanner:
@@ -69,7 +78,11 @@ class CapturePlanner:
         chosen: dict[int, int] = {}
         for piece, slots in self._candidates(link):
             view = self._pieces[piece]
-            if piece in chosen or not view.settled:
+            if piece in chosen:
+                continue
+            if not view.ready:
+                if view.settled and self._starves(piece):
+                    break
                 continue
             for slot in slots:
                 if slot <= view.passed_slot:
@@ -92,7 +105,7 @@ class CapturePlanner:
         for piece, slots in self._candidates(link):
             view = self._pieces[piece]
             for slot in reversed(slots):
-                if view.settled and slot > view.passed_slot and self._fresh_enough(view, piece, slot):
+                if view.ready and slot > view.passed_slot and self._fresh_enough(view, piece, slot):
                     return [(piece, slot)]
         return []
 
@@ -111,6 +124,16 @@ class CapturePlanner:
             if turn > self._at.joined_at and view.last_named_slot < turn:
                 late.append((view.last_merged_slot, turn, piece))
         return [piece for _, _, piece in sorted(late)]
+
+    def _starves(self, piece: int) -> bool:
+        """It has waited twice as long as any other; the uplink is kept free for it.
+
+        Else the same chance can pass it by for ever: its update comes when the uplink is free, and overwriting leaves
+        no work to send; a step later the uplink is taken.
+        """
+        waits = [self._at.closed - view.last_merged_slot for view in self._pieces]
+        others = max((wait for index, wait in enumerate(waits) if index != piece), default=waits[piece])
+        return waits[piece] > STARVED * others
 
     def _slots_of(self, piece: int) -> list[int]:
         first = self._config.next_slot_of(piece, self._at.closed)

@@ -413,7 +413,8 @@ class Learner:
         heard_n = newest.version.n if newest is not None else anchor.n
         return PieceView(
             self._sizes_bytes[piece],
-            piece not in self.unsettled and self.book.pieces[piece].local_steps > 0,
+            piece not in self.unsettled,
+            self.book.pieces[piece].local_steps > 0,
             anchor.n,
             max(heard_n, anchor.n),
             newest.slot if newest is not None else 0,
@@ -423,6 +424,7 @@ class Learner:
         )
 
     def _backlog_bytes(self) -> list[int]:
+        """What the uplink has yet to carry, in order. The first counts whole: less was worse (docs/LOG.md)."""
         waiting = sorted((u.seq, piece) for piece, u in self.unsettled.items() if not u.uploaded)
         return [self._sizes_bytes[piece] for _, piece in waiting]
 
