@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 THIN_LEAST = 0.15
 """Links below this share of their need are not held to R4's bound: it says little then."""
-STALE_MOST, DOOMED_MOST, DOOMED_FEW = 0.03, 0.25, 3
+STALE_MOST, ANNOUNCED_MOST, BYTES_MOST, IN_VAIN_FEW = 0.03, 0.2, 0.25, 3
 """Share of contributions, and number, that may be captured in vain: for predictions that fail, and probes."""
+FAR = 4
+"""So many ways to the syncer in a round are few: what closes meanwhile cannot be foreseen then."""
 SLACK_ROUNDS = 1
 """For the round in which a window begins in the middle."""
 
@@ -93,21 +95,26 @@ class Progress:
                 f"{calm.life} was not merged into piece {piece} for {gap:.1f} rounds; R4's bound is {rounds} "
                 f"(slots {first} to {last}: {merged[piece]})"
             )
-        self._doomed(calm, first, last, sum(map(len, merged.values())))
+        merges = sum(map(len, merged.values()))
+        self._in_vain(calm, first, last, merges, far=FAR * calm.spec.latency_ns > interval_ns * pieces)
         counts = [len(merged[piece]) for piece in range(pieces)]
         mean = sum(counts) / pieces
         alike = min(counts) >= mean / 2 - 1
         assert alike, f"{calm.life} is merged {counts} times; none may be below half the mean (R4)"
 
-    def _doomed(self, calm: Calm, first: int, last: int, merged: int) -> None:
+    def _in_vain(self, calm: Calm, first: int, last: int, merged: int, *, far: bool) -> None:
         """R4: it captures only what can still be merged."""
         missed = Counter(
             record.reason.split()[0]
             for record in self._world.records(FateLine)
             if Life(record.name, record.generation) == calm.life and first <= record.slot <= last
         )
-        for word, what, share in (("stale:", "anchors too old", STALE_MOST), ("its", "bytes too late", DOOMED_MOST)):
-            limit = share * (merged + missed.total()) + DOOMED_FEW
+        for word, what, share in (
+            ("stale:", "anchors too old", STALE_MOST),
+            ("slot", "announcements too late", 1.0 if far else ANNOUNCED_MOST),
+            ("its", "bytes too late", BYTES_MOST),
+        ):
+            limit = share * (merged + missed.total()) + IN_VAIN_FEW
             assert missed[word] <= limit, f"{calm.life}: {missed[word]} {what}, {merged} merged (R4)"
 
     def _transfer_ns(self, rate_bytes_per_s: float) -> float:
