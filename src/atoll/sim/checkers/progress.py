@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil
+from math import ceil, prod
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -96,13 +96,13 @@ class Progress:
                 f"(slots {first} to {last}: {merged[piece]})"
             )
         merges = sum(map(len, merged.values()))
-        self._in_vain(calm, first, last, merges, far=FAR * calm.spec.latency_ns > interval_ns * pieces)
+        self._in_vain(calm, first, last, merges, foreseen=self._can_foresee(calm.spec, interval_ns))
         counts = [len(merged[piece]) for piece in range(pieces)]
         mean = sum(counts) / pieces
         alike = min(counts) >= mean / 2 - 1
         assert alike, f"{calm.life} is merged {counts} times; none may be below half the mean (R4)"
 
-    def _in_vain(self, calm: Calm, first: int, last: int, merged: int, *, far: bool) -> None:
+    def _in_vain(self, calm: Calm, first: int, last: int, merged: int, *, foreseen: bool) -> None:
         """R4: it captures only what can still be merged."""
         missed = Counter(
             record.reason.split()[0]
@@ -111,11 +111,16 @@ class Progress:
         )
         for word, what, share in (
             ("stale:", "anchors too old", STALE_MOST),
-            ("slot", "announcements too late", 1.0 if far else ANNOUNCED_MOST),
+            ("slot", "announcements too late", ANNOUNCED_MOST if foreseen else 1.0),
             ("its", "bytes too late", BYTES_MOST),
         ):
             limit = share * (merged + missed.total()) + IN_VAIN_FEW
             assert missed[word] <= limit, f"{calm.life}: {missed[word]} {what}, {merged} merged (R4)"
+
+    def _can_foresee(self, spec: LearnerSpec, interval_ns: float) -> bool:
+        """Neither too far away to tell what closes meanwhile, nor on a link that decides when it may capture."""
+        near = FAR * spec.latency_ns <= interval_ns * self._world.config.fragments
+        return near and not (spec.up_bytes_per_s or spec.down_bytes_per_s)
 
     def _transfer_ns(self, rate_bytes_per_s: float) -> float:
         return max(self._world.piece_bytes) / rate_bytes_per_s * 1e9 if rate_bytes_per_s else 0.0
@@ -129,7 +134,9 @@ class Progress:
         transfer_ns = max(up_ns, down_ns) + 3 * spec.latency_ns
         if not world.config.overlap:
             return None
-        share = min(1.0, interval_ns / max(transfer_ns, 1.0))
+        ways_ns = [ns + 2 * spec.latency_ns for ns in (up_ns, down_ns)]
+        both = prod(min(1.0, interval_ns / max(way_ns, 1.0)) for way_ns in ways_ns)
+        share = min(both, interval_ns / max(transfer_ns, 1.0))  # It needs a turn of each direction.
         if share < THIN_LEAST:
             return None
         round_ns = pieces * interval_ns
