@@ -185,18 +185,19 @@ class CapturePlanner:
         """The slot closes while the announcement is on its way, as far as predictions go.
 
         Not where that time is so long past that its closing would have been heard of: then it is late, and open. Nor
-        where predictions are less sure than the way is long.
+        where predictions are less sure than that is long. Experience of coming too late makes it longer.
         """
         at = self._at
         way_ns, closing_ns = at.delay_ns / 2, self.closing_ns(slot)
-        if at.miss_ns >= way_ns:
+        margin_ns = way_ns + at.announce_late_ns
+        if at.miss_ns >= margin_ns:
             return False
-        return at.now_ns - way_ns - MISSES * at.miss_ns < closing_ns < at.now_ns + way_ns - at.slack_ns
+        return at.now_ns - way_ns - MISSES * at.miss_ns < closing_ns < at.now_ns + margin_ns - at.slack_ns
 
     def _in_time(self, slot: int, link: _Uplink, size_bytes: int) -> bool:
         """Its bytes are expected by closing + overlap, by as much earlier as experience tells."""
         closing_ns = max(self.closing_ns(slot), self._at.now_ns + self._at.delay_ns)
-        return link.arrival_ns(size_bytes) + self._at.late_ns <= closing_ns + self._overlap_ns()
+        return link.arrival_ns(size_bytes) + self._at.bytes_late_ns <= closing_ns + self._overlap_ns()
 
 
 class _Uplink:

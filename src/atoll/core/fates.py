@@ -12,7 +12,7 @@ from atoll.core.context import Context
 from atoll.core.contributions import Contribution
 from atoll.core.events import Discard
 from atoll.core.members import Member, Roster
-from atoll.core.messages import Announce, Fate
+from atoll.core.messages import LATE_ANNOUNCEMENT, LATE_BYTES, Announce, Fate
 from atoll.core.records import FateLine
 
 
@@ -21,15 +21,20 @@ class Verdict(NamedTuple):
 
     fate: str
     reason: str
-    bytes_late: bool = False
-    """For the learner's forecast."""
+    late: str = ""
+    """What came too late, for the learner's forecast."""
 
 
 ENDING = Verdict("missed", "the run is ending")
-BYTES_LATE = Verdict("missed", "its bytes were not in when collecting ended", bytes_late=True)
+BYTES_LATE = Verdict("missed", "its bytes were not in when collecting ended", LATE_BYTES)
 DAMAGED = Verdict("refused", "its bytes do not match their hash")
 NOT_FINITE = Verdict("refused", "it is not finite")
 MERGE_NOT_FINITE = Verdict("refused", "the merge was not finite")
+
+
+def had_closed(slot: int) -> Verdict:
+    """It was announced for a slot that no longer takes any."""
+    return Verdict("missed", f"slot {slot} had closed", LATE_ANNOUNCEMENT)
 
 
 class Fates:

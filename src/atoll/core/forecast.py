@@ -1,8 +1,8 @@
 """What a learner knows of the syncer's time, and how wrong it was before (protocol R4).
 
-Two errors are learned from: between when closings were predicted and when they were heard of; and bytes that came when
-collecting had ended. These widen a margin at once, and it is lost slowly, merge by merge: too late costs a whole
-contribution, too early a little of its work.
+Three errors are learned from: between when closings were predicted and when they were heard of; announcements that came
+when their slot had closed; bytes that came when collecting had ended. The last two widen a margin at once, and it is
+lost slowly, merge by merge: too late costs a whole contribution, too early a little of its work.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from atoll.core.config import RunConfig
 from atoll.core.machine import Average
-from atoll.core.messages import Pace
+from atoll.core.messages import LATE_ANNOUNCEMENT, LATE_BYTES, Pace
 
 CONTROL_DELAY_NS = 2_000_000
 """First guess of a control message's way there and back; replaced by what echoes show."""
 ECHOES = 16
 """The shortest way there and back of so many echoes is the delay: longer ones waited somewhere."""
 LATE_MORE, LATE_LESS = 0.5, 0.8
-"""Bytes that came too late: half a step more margin; a merge takes a fifth of it away."""
+"""What came too late: half a step more margin (for announcements half a slot); a merge takes a fifth of it away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,10 @@ class Horizon:
     """No slot above this is named."""
     joined_at: int
     """T when this life became ready: earlier slots were never its turn."""
-    late_ns: float = 0.0
-    """Margin for bytes: more after each contribution that came too late, less after each that was merged."""
+    announce_late_ns: float = 0.0
+    """Margin for announcements: more after each that came too late, less after each contribution that was merged."""
+    bytes_late_ns: float = 0.0
+    """The same for bytes."""
     probe: bool = False
     """Nothing was unsettled for a round: perhaps the link is better than its measured rate."""
 
@@ -64,7 +66,7 @@ class Forecast:
         self._interval_ns = 0
         self._slack_ns = 0
         self._miss_ns = Average(config.average_rate)
-        self._late_ns = 0.0
+        self._late_ns = {LATE_ANNOUNCEMENT: 0.0, LATE_BYTES: 0.0}
         self._echoes: deque[int] = deque(maxlen=ECHOES)
 
     @property
@@ -89,13 +91,18 @@ class Forecast:
         if pace.echo_ns:
             self._echoes.append(max(0, at_ns - pace.echo_ns - pace.echo_age_ns))
 
-    def bytes_late(self, step_ns: float) -> None:
-        """A contribution was lost by it. More margin than a round helps nobody."""
-        self._late_ns = min(self._late_ns + LATE_MORE * step_ns, self._config.fragments * self._interval_ns)
+    def too_late(self, what: str, step_ns: float) -> None:
+        """A contribution was lost by it, if `what` is not empty. More margin than a round helps nobody."""
+        if what not in self._late_ns:
+            return
+        unit_ns = step_ns if what == LATE_BYTES else self._interval_ns
+        round_ns = self._config.fragments * self._interval_ns
+        self._late_ns[what] = min(self._late_ns[what] + LATE_MORE * unit_ns, round_ns)
 
     def merged(self) -> None:
         """A contribution was in time."""
-        self._late_ns *= LATE_LESS
+        for what in self._late_ns:
+            self._late_ns[what] *= LATE_LESS
 
     def horizon(self, *, now_ns: int, step_ns: float, own_steps: int, joined_at: int, probe: bool) -> Horizon:
         """All of it, for the boundary at `now_ns`."""
@@ -111,6 +118,7 @@ class Forecast:
             own_steps - self.own_steps_at_closed,
             self._config.slots,
             joined_at,
-            self._late_ns,
+            self._late_ns[LATE_ANNOUNCEMENT],
+            self._late_ns[LATE_BYTES],
             probe,
         )

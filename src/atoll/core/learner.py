@@ -250,8 +250,7 @@ class Learner:
         book = self.book.pieces[message.piece]
         if message.fate == "missed":
             book.missed()
-            if message.bytes_late:
-                self._forecast.bytes_late(self._step_ns.get())
+            self._forecast.too_late(message.late, self._step_ns.get())
         elif book.refused():
             self._actions.append(Revert(message.piece))
 

@@ -187,6 +187,9 @@ class Pace:
     echo_age_ns: int = 0
 
 
+LATE_ANNOUNCEMENT, LATE_BYTES = "announcement", "bytes"
+
+
 @dataclass(frozen=True, slots=True)
 class Fate:
     """A contribution will not be merged. fate: missed | refused. (Merged is told by updates alone, R6.)"""
@@ -196,8 +199,8 @@ class Fate:
     slot: int
     fate: str
     reason: str
-    bytes_late: bool = False
-    """It was announced in time, but its bytes were not in when collecting ended."""
+    late: str = ""
+    """What came too late, for the learner's forecast: announcement | bytes; empty: neither."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from atoll.core.events import (
     SyncerEvent,
     Wake,
 )
-from atoll.core.fates import DAMAGED, ENDING, NOT_FINITE, Fates, Verdict
+from atoll.core.fates import DAMAGED, ENDING, NOT_FINITE, Fates, Verdict, had_closed
 from atoll.core.finish import Finish
 from atoll.core.layout import Layout, first_difference
 from atoll.core.members import Member, Roster
@@ -434,7 +434,7 @@ class Syncer:
                 return ENDING
             return None
         if message.slot <= slots.closed:
-            return Verdict("missed", f"slot {message.slot} had closed")
+            return had_closed(message.slot)
         if self.finish.phase not in ("waiting", "running"):
             return ENDING
         if not member.ready:

@@ -249,20 +249,20 @@ class Pace(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., slot_interval_ns: _Optional[int] = ..., slack_ns: _Optional[int] = ..., echo_ns: _Optional[int] = ..., echo_age_ns: _Optional[int] = ...) -> None: ...
 
 class Fate(_message.Message):
-    __slots__ = ("piece", "seq", "slot", "fate", "reason", "bytes_late")
+    __slots__ = ("piece", "seq", "slot", "fate", "reason", "late")
     PIECE_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     FATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    BYTES_LATE_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
     piece: int
     seq: int
     slot: int
     fate: str
     reason: str
-    bytes_late: bool
-    def __init__(self, piece: _Optional[int] = ..., seq: _Optional[int] = ..., slot: _Optional[int] = ..., fate: _Optional[str] = ..., reason: _Optional[str] = ..., bytes_late: _Optional[bool] = ...) -> None: ...
+    late: str
+    def __init__(self, piece: _Optional[int] = ..., seq: _Optional[int] = ..., slot: _Optional[int] = ..., fate: _Optional[str] = ..., reason: _Optional[str] = ..., late: _Optional[str] = ...) -> None: ...
 
 class UpdateReady(_message.Message):
     __slots__ = ("piece", "version", "slot", "size_bytes", "hash", "merged")

@@ -375,9 +375,7 @@ def _refuse_from_wire(m: pb.Refuse) -> core.Refuse:
 
 def _fate_to_wire(m: core.Fate) -> pb.SyncerEnvelope:
     reason = one_line(m.reason)
-    fate = pb.Fate(
-        piece=m.piece, seq=m.seq, slot=m.slot, fate=m.fate, reason=reason, bytes_late=m.bytes_late
-    )
+    fate = pb.Fate(piece=m.piece, seq=m.seq, slot=m.slot, fate=m.fate, reason=reason, late=m.late)
     return pb.SyncerEnvelope(fate=fate)
 
 
@@ -388,7 +386,7 @@ def _fate_from_wire(m: pb.Fate) -> core.Fate:
         slot=check_number("slot", m.slot),
         fate=check_text("fate", m.fate, WORD_LENGTH_MAX),
         reason=check_text("reason", m.reason),
-        bytes_late=m.bytes_late,
+        late=check_text("late", m.late, WORD_LENGTH_MAX),
     )
 
 
