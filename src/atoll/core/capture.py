@@ -57,12 +57,14 @@ class PieceView:
 
 
 class CapturePlanner:
-    """Chooses (piece, slot) pairs. Keeps nothing between boundaries."""
+    """Chooses (piece, slot) pairs at one boundary. Keeps nothing for the next."""
 
     def __init__(self, config: RunConfig, horizon: Horizon, pieces: list[PieceView]) -> None:
         self._config = config
         self._at = horizon
         self._pieces = pieces
+        self.probes = False
+        """What was planned is not expected in time."""
 
     def closing_ns(self, slot: int) -> float:
         """When `slot` is expected to close."""
@@ -94,6 +96,7 @@ class CapturePlanner:
                         chosen[piece] = slot
                     break
         if not chosen and self._at.probe:
+            self.probes = True
             return self._probe(link)
         return list(chosen.items())
 

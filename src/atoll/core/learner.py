@@ -81,6 +81,8 @@ class _Unsettled:
     seq: int
     slot: int
     captured_step: int
+    probe: bool = False
+    """It was not expected in time: that it came too late teaches nothing."""
     uploaded: bool = False
     passed: bool = False
     """An update of its slot or a later one was taken that does not contain it: lock modes wait no more for it."""
@@ -116,7 +118,7 @@ class Learner:
         self._reported_steps = 0
         self._last_capture_step = 0
         self._idle_since = 0
-        """T when a contribution was last unsettled."""
+        """T when a contribution was last settled."""
         self._boundary_ns: int | None = None
         self._standing = True
         """The training thread stands at a boundary. Else it is in the middle of a step, whatever is heard meanwhile."""
@@ -245,12 +247,14 @@ class Learner:
         if unsettled is None or unsettled.seq != message.seq:
             return
         del self.unsettled[message.piece]
+        self._idle_since = self._forecast.closed
         self._last_named[message.piece] = 0
         self._passed[message.piece] = max(self._passed[message.piece], message.slot)
         book = self.book.pieces[message.piece]
         if message.fate == "missed":
             book.missed()
-            self._forecast.too_late(message.late, self._step_ns.get())
+            if not unsettled.probe:
+                self._forecast.too_late(message.late, self._step_ns.get())
         elif book.refused():
             self._actions.append(Revert(message.piece))
 
@@ -356,6 +360,7 @@ class Learner:
         self._passed[piece] = max(self._passed[piece], update.slot)
         if contains:
             del self.unsettled[piece]
+            self._idle_since = self._forecast.closed
             self._last_merged[piece] = update.slot
             self._forecast.merged()
         elif unsettled is not None and update.slot >= unsettled.slot:
@@ -363,13 +368,13 @@ class Learner:
 
     # ------------------------------------------------------------ capture (R4)
 
-    def _capture(self, piece: int, slot: int, *, final: bool = False) -> None:
+    def _capture(self, piece: int, slot: int, *, probe: bool = False, final: bool = False) -> None:
         anchor = self.anchors[piece]
         assert anchor is not None
         assert piece not in self.unsettled
         self._seq += 1
         c_steps, c_tokens = self.book.pieces[piece].capture()
-        self.unsettled[piece] = _Unsettled(self._seq, slot, self.book.steps)
+        self.unsettled[piece] = _Unsettled(self._seq, slot, self.book.steps, probe)
         self._last_named[piece] = slot
         self._actions.append(
             Capture(
@@ -391,10 +396,9 @@ class Learner:
     def _capture_ahead(self) -> None:
         if not self._connected:
             return
-        if self.unsettled:
-            self._idle_since = self._forecast.closed
-        for piece, slot in self._planner().plan(self._backlog_bytes(), self._rate.value):
-            self._capture(piece, slot)
+        planner = self._planner()
+        for piece, slot in planner.plan(self._backlog_bytes(), self._rate.value):
+            self._capture(piece, slot, probe=planner.probes)
 
     def _planner(self) -> CapturePlanner:
         horizon = self._forecast.horizon(
@@ -402,7 +406,7 @@ class Learner:
             step_ns=self._step_ns.get(),
             own_steps=self.book.steps,
             joined_at=self._joined_at,
-            probe=self._forecast.closed >= self._idle_since + self._config.fragments,
+            probe=not self.unsettled and self._forecast.closed >= self._idle_since + self._config.fragments,
         )
         return CapturePlanner(self._config, horizon, [self._view(p) for p in range(len(self.anchors))])
 

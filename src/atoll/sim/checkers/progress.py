@@ -145,7 +145,7 @@ class Progress:
             return None  # Each boundary brings an update, and overwriting leaves no work of that step to send.
         overlap_ns = min(world.config.overlap, world.config.interval / 2) * interval_ns / world.config.slot_steps
         stale_ns = world.config.stale_max * round_ns
-        age_ns = transfer_ns + world.merge_path_ns + step_ns
+        age_ns = down_ns + up_ns + 3 * spec.latency_ns + world.merge_path_ns + step_ns
         if down_ns > interval_ns:
             age_ns += round_ns / 2  # What it fetches has waited for its turn, half a round in the mean.
         if age_ns > stale_ns + overlap_ns:
