@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "atoll"
 BELOW_RUNTIME = {"wire", "store", "tensors", "core", "errors"}
 BELOW_TRAIN = {"runtime", *BELOW_RUNTIME}
 BELOW_RECIPES = {"train", *BELOW_TRAIN}
-ALL = {"recipes", "launch", "watch", "sim", "chaos", "testing", *BELOW_RECIPES}
+ALL = {"recipes", "launch", "study", "watch", "sim", "chaos", "testing", *BELOW_RECIPES}
 
 ALLOWED = {
     "core": {"errors"},
@@ -26,6 +26,7 @@ ALLOWED = {
     "train": BELOW_TRAIN,
     "recipes": BELOW_RECIPES,
     "sim": {"core", "tensors", "errors"},
+    "study": {"sim", "recipes", *BELOW_RECIPES},
     "chaos": {"recipes", *BELOW_RECIPES},
     "launch": {"recipes", "watch", *BELOW_RECIPES},
     "watch": {"store", "core", "errors"},

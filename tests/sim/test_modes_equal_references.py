@@ -13,14 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from atoll.core.layout import make_layout
-from atoll.core.messages import Announce, Life
+from atoll.core.messages import Life
 from atoll.sim.plan import LearnerSpec
 from atoll.sim.world import World
-from atoll.tensors.codec import decode, encode
-from atoll.tensors.flat import gather, parameters_by_name, scatter_, specs_of
-from atoll.tensors.merge import merge_piece
-from atoll.tensors.outer import nesterov
-from atoll.tensors.take import displacement, rebase
+from atoll.study.bodies import ModelBody, TensorShop
+from atoll.tensors.flat import specs_of
 
 SIZE, LEARNERS, TOKENS, RATE = 12, 3, 100, 0.05
 
@@ -44,84 +41,32 @@ def inner_step(a: Tensor, b: Tensor, learner: int, step: int) -> tuple[Tensor, T
     return a - RATE * error * b, b - RATE * error * a
 
 
-class TorchBody:
-    """A learner of the world that trains for real."""
+class QuadraticBody(ModelBody):
+    """A learner of the world that trains on its quadratic."""
 
     def __init__(self, world: World, life: Life) -> None:
-        self.model, self.steps, self.learner = Model(), 0, int(life.name[1:])
-        self.layout, self.payload = world.layout, world.config.payload
-        self.params = parameters_by_name(self.model)
-        self.anchors: dict[int, Tensor] = {}
-        self.sent: dict[int, Tensor] = {}
+        self.quadratic = Model()
+        super().__init__(self.quadratic, world.layout, world.config.payload)
+        self.steps, self.learner = 0, int(life.name[1:])
 
     def step(self, tokens: int) -> None:
         with torch.no_grad():
-            a, b = inner_step(self.model.a, self.model.b, self.learner, self.steps)
-            self.model.a.copy_(a)
-            self.model.b.copy_(b)
+            a, b = inner_step(self.quadratic.a, self.quadratic.b, self.learner, self.steps)
+            self.quadratic.a.copy_(a)
+            self.quadratic.b.copy_(b)
         self.steps += 1
 
-    def _flat(self, piece: int) -> Tensor:
-        return gather(self.params, self.layout.pieces[piece])
 
-    def capture(self, announce: Announce) -> Tensor:
-        piece = announce.piece
-        data = encode(displacement(self._flat(piece), self.anchors[piece]), self.payload)
-        self.sent[piece] = decode(data, self.payload, self.layout.pieces[piece].size)
-        return data
-
-    def capture_seed(self) -> list[Tensor]:
-        return [encode(self._flat(p.index), self.payload) for p in self.layout.pieces]
-
-    def take(self, piece: int, payload: Any, how: str, *, subtract_sent: bool) -> None:
-        anchor = decode(payload, self.payload, self.layout.pieces[piece].size)
-        theta = anchor
-        if how == "rebase":
-            sent = self.sent[piece] if subtract_sent else None
-            theta = rebase(self._flat(piece), self.anchors[piece], anchor, sent)
-        scatter_(self.params, self.layout.pieces[piece], theta)
-        self.anchors[piece] = anchor
-
-    def revert(self, piece: int) -> None:
-        scatter_(self.params, self.layout.pieces[piece], self.anchors[piece])
-
-    def check_end(self) -> None:
-        for piece, anchor in self.anchors.items():
-            assert torch.equal(self._flat(piece), anchor)
-
-    def check(self, piece: int, tokens: int, *, over: bool) -> None:
-        pass
-
-
-class TorchShop:
-    """The syncer's tensors, from the functions that the real one uses."""
-
-    def __init__(self, world: World) -> None:
-        self.config, self.layout = world.config, world.layout
-        self.theta: dict[int, Tensor] = {}
-        self.momentum: dict[int, Tensor] = {}
-
-    def seed(self, piece: int, payload: Any) -> None:
-        self.theta[piece] = decode(payload, self.config.payload, self.layout.pieces[piece].size)
-        self.momentum[piece] = torch.zeros_like(self.theta[piece])
-
-    def merge(self, piece: int, payloads: list[Any], weights: list[float]) -> None:
-        layout = self.layout.pieces[piece]
-        deltas = [-decode(p, self.config.payload, layout.size) for p in payloads]
-        delta = merge_piece(deltas, weights, layout, self.config.merge)  # type: ignore[arg-type]
-        lr, mu = self.config.outer_lr, self.config.outer_momentum
-        self.theta[piece], self.momentum[piece] = nesterov(self.theta[piece], self.momentum[piece], delta, lr=lr, mu=mu)
-
-    def published(self, piece: int) -> Any:
-        return encode(self.theta[piece], self.config.payload)
+def shop_of(world: World) -> TensorShop:
+    return TensorShop(world.config, world.layout)
 
 
 def run(fragments: int, **settings: Any) -> list[Tensor]:
     """(a, b) of the final model, after checking that every learner holds it."""
-    shops: list[TorchShop] = []
+    shops: list[TensorShop] = []
 
-    def make_shop(world: World) -> TorchShop:
-        shops.append(TorchShop(world))
+    def make_shop(world: World) -> TensorShop:
+        shops.append(shop_of(world))
         return shops[0]
 
     learners = [LearnerSpec(name=f"l{i}", jitter=0.3, tokens=TOKENS) for i in range(LEARNERS)]
@@ -133,7 +78,7 @@ def run(fragments: int, **settings: Any) -> list[Tensor]:
         fragments=fragments,
         payload="fp32",
         merge="average",
-        make_body=TorchBody,
+        make_body=QuadraticBody,
         make_shop=make_shop,
         **settings,
     )
@@ -141,8 +86,8 @@ def run(fragments: int, **settings: Any) -> list[Tensor]:
     final = torch.cat([shops[0].theta[p] for p in range(fragments)])
     for life in world.lives:
         body = life.body
-        assert isinstance(body, TorchBody)
-        assert torch.equal(torch.cat([body._flat(p) for p in range(fragments)]), final)
+        assert isinstance(body, QuadraticBody)
+        assert torch.equal(torch.cat([body.flat(p) for p in range(fragments)]), final)
     return list(final.split(SIZE))
 
 
@@ -216,10 +161,10 @@ def test_streaming_is_streaming(take: str, tau: int) -> None:
 def test_one_learner__average_lr_1_mu_0__lands_on_its_own_weights() -> None:
     """Hazard 1: the outer step went in the wrong direction."""
     layout = make_layout(specs_of(Model()), 1)
-    shops: list[TorchShop] = []
+    shops: list[TensorShop] = []
 
-    def make_shop(world: World) -> TorchShop:
-        shops.append(TorchShop(world))
+    def make_shop(world: World) -> TensorShop:
+        shops.append(shop_of(world))
         return shops[0]
 
     world = World(
@@ -235,7 +180,7 @@ def test_one_learner__average_lr_1_mu_0__lands_on_its_own_weights() -> None:
         outer_momentum=0.0,
         mode="diloco",
         overlap=0,
-        make_body=TorchBody,
+        make_body=QuadraticBody,
         make_shop=make_shop,
     )
     world.run()

@@ -18,8 +18,13 @@ CONTROL_DELAY_NS = 2_000_000
 """First guess of a control message's way there and back; replaced by what echoes show."""
 ECHOES = 16
 """The shortest way there and back of so many echoes is the delay: longer ones waited somewhere."""
-LATE_MORE, LATE_LESS = 0.5, 0.8
-"""What came too late: half a step more margin (for announcements half a slot); a merge takes a fifth of it away."""
+LATE_MORE = 0.5
+"""Announcements that came too late: half a slot more margin. Bytes: half a step,
+or half as much again if that is more."""
+LATE_LESS = {LATE_ANNOUNCEMENT: 0.8, LATE_BYTES: 0.85}
+"""What a merge leaves of a margin."""
+LATE_ROUNDS = 0.5
+"""No margin is longer: it would leave no slot to name. After an outage in which much came too late they all are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,7 @@ class Forecast:
         self._interval_ns = 0
         self._slack_ns = 0
         self._miss_ns = Average(config.average_rate)
-        self._late_ns = {LATE_ANNOUNCEMENT: 0.0, LATE_BYTES: 0.0}
+        self._late_ns = {LATE_ANNOUNCEMENT: 0.0, LATE_BYTES: 0.85}
         self._echoes: deque[int] = deque(maxlen=ECHOES)
 
     @property
@@ -92,17 +97,17 @@ class Forecast:
             self._echoes.append(max(0, at_ns - pace.echo_ns - pace.echo_age_ns))
 
     def too_late(self, what: str, step_ns: float) -> None:
-        """A contribution was lost by it, if `what` is not empty. More margin than a round helps nobody."""
+        """A contribution was lost by it, if `what` is not empty."""
         if what not in self._late_ns:
             return
-        unit_ns = step_ns if what == LATE_BYTES else self._interval_ns
-        round_ns = self._config.fragments * self._interval_ns
-        self._late_ns[what] = min(self._late_ns[what] + LATE_MORE * unit_ns, round_ns)
+        margin_ns, most_ns = self._late_ns[what], LATE_ROUNDS * self._config.fragments * self._interval_ns
+        more_ns = max(step_ns, margin_ns) if what == LATE_BYTES else self._interval_ns
+        self._late_ns[what] = min(margin_ns + LATE_MORE * more_ns, most_ns)
 
     def merged(self) -> None:
         """A contribution was in time."""
         for what in self._late_ns:
-            self._late_ns[what] *= LATE_LESS
+            self._late_ns[what] *= LATE_LESS[what]
 
     def horizon(self, *, now_ns: int, step_ns: float, own_steps: int, joined_at: int, probe: bool) -> Horizon:
         """All of it, for the boundary at `now_ns`."""

@@ -84,13 +84,14 @@ class Progress:
         rounds = self.bound_rounds(calm.spec, interval_ns)
         if rounds is None or last - first < rounds * pieces:
             return
+        closed_ns = {r.slot: r.now_ns for r in closings}
         merged = defaultdict(list)
         for record in world.records(SlotLine):
             if first <= record.slot <= last and any(Life(m.name, m.generation) == calm.life for m in record.merged):
                 merged[record.piece].append(record.slot)
         for piece in range(pieces):
             slots = [first, *merged[piece], last]
-            gap = max(b - a for a, b in pairwise(slots)) / pieces
+            gap = max(self._rounds(a, b, closed_ns, interval_ns) for a, b in pairwise(slots)) / pieces
             assert gap <= rounds, (
                 f"{calm.life} was not merged into piece {piece} for {gap:.1f} rounds; R4's bound is {rounds} "
                 f"(slots {first} to {last}: {merged[piece]})"
@@ -116,6 +117,10 @@ class Progress:
         ):
             limit = share * (merged + missed.total()) + IN_VAIN_FEW
             assert missed[word] <= limit, f"{calm.life}: {missed[word]} {what}, {merged} merged (R4)"
+
+    def _rounds(self, first: int, last: int, closed_ns: dict[int, int], interval_ns: float) -> float:
+        """Slots between two, but no more than their time allows: when all slow ones idle at once, slots fly by."""
+        return min(last - first, (closed_ns[last] - closed_ns[first]) / interval_ns)
 
     def _can_foresee(self, spec: LearnerSpec, interval_ns: float) -> bool:
         """Neither too far away to tell what closes meanwhile, nor on a link that decides when it may capture."""

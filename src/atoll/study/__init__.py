@@ -1,0 +1,1 @@
+"""How good is a setting? The real core and the real tensors on a virtual clock, in one process."""

@@ -1,0 +1,241 @@
+"""One trial: train a model under one setting, and say how good it became.
+
+All methods of a comparison see the same data, schedule, model and number of tokens. `atoll` is the real core with the
+real tensors on a virtual clock (sim.world): it costs the arithmetic of its steps and hardly more. The baselines are a
+few lines each and know nothing of it:
+
+* data-parallel: one model, the mean gradient of all learners' batches in every step;
+* alone: one learner with its own share of the data, as many steps as each of the others;
+* averaged-once: every learner alone, the mean of their weights at the end.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atoll.core.layout import make_layout
+from atoll.core.messages import Life
+from atoll.core.records import LifeEndLine, SlotLine
+from atoll.errors import ConfigError
+from atoll.recipes.data import Corpus, batches
+from atoll.recipes.evaluate import evaluate
+from atoll.recipes.loop import PRESETS, make_optimizer, set_rate, train_step
+from atoll.recipes.model import build_model
+from atoll.recipes.schedule import rate_factor
+from atoll.sim.plan import MS, LearnerSpec
+from atoll.sim.world import World
+from atoll.study.bodies import ModelBody, TensorShop
+from atoll.tensors.flat import specs_of
+
+METHODS = ("atoll", "data-parallel", "alone", "averaged-once")
+WARMUP, WEIGHT_DECAY, CLIP = 0.05, 0.1, 1.0
+STEP_NS, JITTER = 100 * MS, 0.02
+EVAL_BATCHES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What is tried. `settings` are those of RunConfig that are not the default."""
+
+    method: str = "atoll"
+    model: str = "tiny"
+    learners: int = 4
+    steps: int = 600
+    """Of each learner."""
+    seed: int = 0
+    lr: float = 1e-3
+    """Peak rate of the inner optimizer."""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ConfigError(f"method={self.method!r} is unknown; use one of {', '.join(METHODS)}")
+        if self.settings and self.method != "atoll":
+            raise ConfigError(f"method={self.method!r} takes no settings, and has {sorted(self.settings)}")
+
+    @property
+    def key(self) -> str:
+        """Equal for equal trials."""
+        return repr(sorted(asdict(self).items(), key=lambda item: item[0]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of it."""
+
+    loss: float
+    """Mean nats per byte of held-out text, by the final model."""
+    tokens: int
+    """Computed by all learners together. `atoll` computes a step or two more per learner: the end is heard of late."""
+    train_s: float
+    """Wall time of the trial; what it was run on is not part of it."""
+    participation: float | None = None
+    """Share of (slot, learner) pairs merged."""
+    autocorrelation: float | None = None
+    """Mean cosine of one merged outer gradient of a piece and the next of it."""
+    agreement: float | None = None
+    """Mean cosine of two learners' contributions to the same slot."""
+
+
+def run_trial(trial: Trial, corpus: Corpus) -> Outcome:
+    """Train and evaluate. Uses the threads that torch has; raises DivergedError where a loss is not finite."""
+    started = time.perf_counter()
+    run = {"atoll": _atoll, "data-parallel": _data_parallel, "alone": _alone, "averaged-once": _averaged_once}
+    model, figures = run[trial.method](trial, corpus)
+    figures.setdefault("tokens", trial.steps * _tokens(trial) * (1 if trial.method == "alone" else trial.learners))
+    loss = evaluate(model, corpus, batches=EVAL_BATCHES, length=PRESETS[trial.model].length)
+    return Outcome(loss=loss, train_s=round(time.perf_counter() - started, 1), **figures)
+
+
+def _tokens(trial: Trial) -> int:
+    preset = PRESETS[trial.model]
+    return preset.batch * preset.length
+
+
+class Trainee:
+    """A model with its optimizer and its own stream of batches."""
+
+    def __init__(self, trial: Trial, corpus: Corpus, index: int) -> None:
+        preset = PRESETS[trial.model]
+        self.model = build_model(trial.model, trial.seed)
+        self._who = f"learner l{index}"
+        self._lr = trial.lr
+        self._optimizer = make_optimizer(self.model, lr=trial.lr, weight_decay=WEIGHT_DECAY)
+        self._batches = batches(
+            corpus,
+            learner_index=index,
+            learners=trial.learners,
+            seed=trial.seed,
+            name=f"l{index}",
+            generation=1,
+            batch=preset.batch,
+            length=preset.length,
+        )
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """The next (inputs, targets), int64 [B, T] each."""
+        return next(self._batches)
+
+    def train(self, progress: float, *others: Trainee) -> None:
+        """One step at `progress` of the run, on the mean gradient of its own batch and those of `others`."""
+        set_rate(self._optimizer, self._lr * rate_factor(progress, warmup=WARMUP))
+        drawn = [self.batch(), *(other.batch() for other in others)]
+        inputs, targets = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+        train_step(self.model, self._optimizer, inputs, targets, clip=CLIP, who=self._who)
+
+
+# ---------------------------------------------------------------- the method
+
+
+class TraineeBody(ModelBody):
+    """A learner of the virtual world that trains for real."""
+
+    def __init__(self, world: World, life: Life, trainee: Trainee) -> None:
+        super().__init__(trainee.model, world.layout, world.config.payload)
+        self._world = world
+        self._life = life
+        self._trainee = trainee
+
+    def step(self, tokens: int) -> None:
+        core = next(learner.core for learner in self._world.lives if learner.life == self._life)
+        self._trainee.train(core.progress)
+
+
+class MeasuringShop(TensorShop):
+    """Remembers how merged outer gradients of a piece follow each other, and how far learners agree."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.config, world.layout)
+        self._last: dict[int, Tensor] = {}
+        self.followed: list[float] = []
+        self.agreed: list[float] = []
+
+    def merged(self, piece: int, deltas: list[Tensor], delta: Tensor) -> None:
+        if piece in self._last:
+            self.followed.append(_cosine(self._last[piece], delta))
+        self._last[piece] = delta
+        if len(deltas) > 1:
+            pairs = [(a, b) for i, a in enumerate(deltas) for b in deltas[:i]]
+            self.agreed.append(fmean(_cosine(a, b) for a, b in pairs))
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    return F.cosine_similarity(a, b, dim=0).item()
+
+
+def _atoll(trial: Trial, corpus: Corpus) -> tuple[nn.Module, dict[str, Any]]:
+    shops: list[MeasuringShop] = []
+    model = build_model(trial.model, trial.seed)
+
+    def make_body(world: World, life: Life) -> TraineeBody:
+        return TraineeBody(world, life, Trainee(trial, corpus, int(life.name[1:])))
+
+    def make_shop(world: World) -> MeasuringShop:
+        shops.append(MeasuringShop(world))
+        return shops[0]
+
+    fragments = int(trial.settings.get("fragments", 8))
+    settings = {"interval": 24, **trial.settings, "fragments": fragments}
+    specs = [
+        LearnerSpec(name=f"l{i}", step_ns=STEP_NS, jitter=JITTER, tokens=_tokens(trial), latency_ns=MS)
+        for i in range(trial.learners)
+    ]
+    world = World(
+        seed=trial.seed,
+        learners=specs,
+        steps=trial.steps,
+        layout=make_layout(specs_of(model), fragments),
+        make_body=make_body,
+        make_shop=make_shop,
+        **settings,
+    )
+    world.run()
+    body = world.lives[0].body
+    assert isinstance(body, ModelBody)
+    return body.model, _figures(world, shops[0])
+
+
+def _figures(world: World, shop: MeasuringShop) -> dict[str, Any]:
+    merged = [len(line.merged) for line in world.records(SlotLine) if line.slot <= world.config.slots]
+    return {
+        "tokens": sum(line.tokens for line in world.records(LifeEndLine)),
+        "participation": round(fmean(merged) / world.config.learners, 4) if merged else None,
+        "autocorrelation": round(fmean(shop.followed), 4) if shop.followed else None,
+        "agreement": round(fmean(shop.agreed), 4) if shop.agreed else None,
+    }
+
+
+# ---------------------------------------------------------------- what it is compared with
+
+
+def _data_parallel(trial: Trial, corpus: Corpus) -> tuple[nn.Module, dict[str, Any]]:
+    first, *others = [Trainee(trial, corpus, index) for index in range(trial.learners)]
+    for step in range(trial.steps):
+        first.train(step / trial.steps, *others)
+    return first.model, {}
+
+
+def _trained_alone(trial: Trial, corpus: Corpus, index: int) -> nn.Module:
+    trainee = Trainee(trial, corpus, index)
+    for step in range(trial.steps):
+        trainee.train(step / trial.steps)
+    return trainee.model
+
+
+def _alone(trial: Trial, corpus: Corpus) -> tuple[nn.Module, dict[str, Any]]:
+    return _trained_alone(trial, corpus, 0), {}
+
+
+def _averaged_once(trial: Trial, corpus: Corpus) -> tuple[nn.Module, dict[str, Any]]:
+    models = [_trained_alone(trial, corpus, index) for index in range(trial.learners)]
+    with torch.no_grad():
+        for first, *rest in zip(*(model.parameters() for model in models), strict=True):
+            first.copy_(torch.stack([first, *rest]).mean(0))
+    return models[0], {}
