@@ -32,7 +32,7 @@ interval = 8
 # ---------------------------------------------------------------- round trip
 
 times = st.integers(1, 10**15)
-rates = st.floats(0, 1e12)
+rates = st.just(0.0) | st.floats(1, 1e12)
 words = st.from_regex(r"\A[A-Za-z0-9._-]{1,12}\Z")
 
 
@@ -154,7 +154,7 @@ BAD = [
     ("[[learner]]\n", "x: [settings] is missing; it needs steps"),
     ("settings = 3\n[[learner]]\n", "x: settings=3 must be a table; write [settings]"),
     ("[[settings]]\n[[learner]]\n", "x: settings=a list must be a table"),
-    ("[learner]\n[settings]\n", "x: learner=a table must be tables; write [[learner]]"),
+    ("[learner]\n[settings]\n", "x: [learner] must be written [[learner]]"),
     ("learner = [1]\n[settings]\n", "x: learner=a list must be tables"),
     (GOOD.replace("steps = 24\n", ""), "x: [settings]: setting 'steps' is missing"),
     (GOOD.replace("interval = 8", "interval = 9"), "x: [settings]: interval=9 must be a multiple "),
@@ -174,6 +174,8 @@ BAD = [
     (GOOD + "tail = 2\n", "x: [[learner]] 1: tail=2 must be at least 0 and at most 1"),
     (GOOD + "tokens = 0\n", "x: [[learner]] 1: tokens=0 must be"),
     (GOOD + "up_bytes_per_s = -1\n", "x: [[learner]] 1: up_bytes_per_s=-1 must be 0 or more"),
+    (GOOD + "up_bytes_per_s = 1e-300\n", "x: [[learner]] 1: up_bytes_per_s=1E-300 must be 0 (no limit) or at least 1"),
+    ("steps = 240\n" + GOOD, 'x: key "steps" belongs into a table; write it below [settings]'),
     (GOOD + "count = -1\n", "x: [[learner]] 1: count=-1 must be at least 1"),
     (GOOD + "count = 5000\n", "x: [[learner]] 1: count=5000 must be "),
     (GOOD + "count = 4096\n[[learner]]\n", "makes more than 4096 learners; take fewer"),

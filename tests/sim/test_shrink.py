@@ -145,3 +145,14 @@ def test_never_one_that_passes_and_the_same_every_time(seed: int) -> None:
     assert fails(small)
     assert small == shrink(LARGE, "liveness", outcome=Fake(fails, "liveness"))
     assert loads(dumps(small), small.name) == small, "every candidate is a valid scenario"
+
+
+def test_a_smaller_plan_that_fails_with_other_words_is_not_kept() -> None:
+    """It would be another failure; names of lives and numbers may differ."""
+
+    def outcome(plan: Plan) -> Outcome:
+        words = "l0#1: clock 2, by R2 1" if len(plan.faults) > 1 else "two are unsettled (R6)"
+        return Outcome(plan.seed, "safety", words)
+
+    sort = Outcome(0, "safety", "rogue7#6: clock 7, by R2 3").sort
+    assert len(shrink(LARGE, sort, outcome=outcome).faults) == 2

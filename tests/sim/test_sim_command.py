@@ -56,7 +56,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch, kinds: list[str], text: str = "boom
         return Outcome(seed, kind, "" if kind == "ok" else text, 10, Counter({("fault", "hang"): 1}))
 
     def again(plan: Plan) -> Outcome:
-        return Outcome(plan.seed, kinds[plan.seed] if plan.faults else "ok")
+        fails = plan.faults and kinds[plan.seed] != "ok"
+        return Outcome(plan.seed, kinds[plan.seed] if fails else "ok", text if fails else "")
 
     monkeypatch.setattr(sim_fuzz, "draw", drawn)
     monkeypatch.setattr(sim_fuzz, "outcome", ended)
@@ -110,7 +111,23 @@ def test_failures_that_cannot_be_written_are_bad_input(
     pretend(monkeypatch, ["safety"])
     (here / "sim-failures").write_text("a file")
     assert fuzz(["safety"]) == 2
-    assert "sim-failures/safety-0.toml cannot be written" in capsys.readouterr().err
+    assert "sim-failures cannot be written" in capsys.readouterr().err
+
+
+def test_failures_that_can_no_longer_be_written_are_told_and_counted(
+    monkeypatch: pytest.MonkeyPatch, here: Path, capsys: Said
+) -> None:
+    """The disk filled up meanwhile: what was found is worth more than its file."""
+    pretend(monkeypatch, ["ok", "safety"])
+    ended = sim_fuzz.outcome
+
+    def fills(seed: int) -> Outcome:
+        (here / "sim-failures").write_text("a file")
+        return ended(seed)
+
+    monkeypatch.setattr(sim_fuzz, "outcome", fills)
+    assert fuzz(["ok", "safety"]) == 4
+    assert "sim-failures/safety-1.toml cannot be written" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- fuzz
@@ -291,3 +308,20 @@ assert main(["sim", "fuzz", "--seeds", "1", "--jobs", "1"]) == 0
 sys.exit("torch" in sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def test_run__a_trace_over_the_scenario_itself_is_refused(here: Path, capsys: Said) -> None:
+    path = here / "mine.toml"
+    path.write_text("[settings]\nsteps = 4\nfragments = 1\ninterval = 1\n[[learner]]\n")
+    before = path.read_text()
+    assert main(["sim", "run", str(path), "--trace", str(path)]) == 2
+    assert "is the scenario itself" in capsys.readouterr().err
+    assert path.read_text() == before
+
+
+def test_run__a_fault_that_never_strikes_is_told(here: Path, capsys: Said) -> None:
+    path = here / "late.toml"
+    fault = '[[fault]]\nkind = "crash"\nlearner = "l0"\nat_ms = 100000\n'
+    path.write_text(f"[settings]\nsteps = 4\nfragments = 1\ninterval = 1\n[[learner]]\n{fault}")
+    assert main(["sim", "run", str(path)]) == 0
+    assert "did not strike: [[fault]] 1, crash" in capsys.readouterr().out

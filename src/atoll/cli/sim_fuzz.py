@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import re
 import signal
 import threading
 import time
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import isfinite
 from pathlib import Path
@@ -82,10 +81,9 @@ class Tally:
         self.slots += outcome.slots
         self.kinds[outcome.kind] += 1
         self.coverage.update(outcome.coverage)
-        sort = sort_of(outcome)
-        if outcome.kind == "ok" or sort in self.kept or len(self.kept) >= KEPT_MAX:
+        if outcome.kind == "ok" or outcome.sort in self.kept or len(self.kept) >= KEPT_MAX:
             return False
-        self.kept[sort] = outcome
+        self.kept[outcome.sort] = outcome
         return True
 
     @property
@@ -100,17 +98,6 @@ class Tally:
     def verdict(self) -> str:
         kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(self.kinds.items()) if kind != "ok")
         return f"{self.failed} failed ({kinds})" if self.failed else "clean"
-
-
-def sort_of(outcome: Outcome) -> str:
-    """Failures that read alike but for their numbers are of one sort."""
-    text = re.sub(r"\d+", "#", _last_line(outcome.text))
-    return f"{outcome.kind} {text[:80]}"
-
-
-def _last_line(text: str) -> str:
-    """Of a traceback: the error itself."""
-    return text.strip().rpartition("\n")[2]
 
 
 def fuzz(options: Fuzz) -> int:
@@ -137,6 +124,9 @@ def _check(options: Fuzz) -> None:
         raise ConfigError(f"seed={options.seed} must be at least 0")
     if options.minutes is not None and not (isfinite(options.minutes) and options.minutes > 0):
         raise ConfigError(f"minutes={options.minutes} must be a number above 0")
+    folder = FAILURES_DIR if FAILURES_DIR.exists() else FAILURES_DIR.absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(f"{FAILURES_DIR} cannot be written, and failures are kept there; run where it can")
 
 
 # ---------------------------------------------------------------- the search
@@ -153,7 +143,7 @@ def _search(options: Fuzz, tally: Tally, began_s: float) -> None:
                 if tally.add(found):
                     _tell_failure(found)
                 elif found.kind != "ok":
-                    print(f"seed {found.seed}: {found.kind} again: {_last_line(found.text)}", flush=True)
+                    print(f"seed {found.seed}: {found.kind} again: {found.said}", flush=True)
             if now_s >= said_s + PROGRESS_S:
                 said_s = now_s
                 rate = 60 * tally.done / (now_s - began_s)
@@ -221,19 +211,19 @@ def _file_of(failure: Outcome) -> Path:
 
 
 def _keep(failure: Outcome, plan: Plan) -> None:
-    path, about = _file_of(failure), f"Seed {failure.seed}: {failure.kind}: {_last_line(failure.text)}"
+    path, about = _file_of(failure), f"Seed {failure.seed}: {failure.kind}: {failure.said}"
     try:
         path.parent.mkdir(exist_ok=True)
         path.write_text(dumps(plan, about), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}; run where it can") from None
+        print(f"{path} cannot be written: {error.strerror}; the search goes on", flush=True)
 
 
 def _shrink(failure: Outcome) -> None:
     began_s = time.monotonic()
     drawn = draw(failure.seed)
-    small = shrink(drawn, failure.kind, outcome=outcome_of, budget_s=SHRINK_BUDGET_S)
-    _keep(failure, small)
+    small = shrink(drawn, failure.sort, outcome=outcome_of, budget_s=SHRINK_BUDGET_S)
+    _keep(replace(failure, text=outcome_of(small).text), small)
     print(
         f"seed {failure.seed} made smaller in {time.monotonic() - began_s:.0f} s: {_size(drawn)} -> {_size(small)}\n"
         f"repeat with: atoll sim run {_file_of(failure)}",

@@ -47,6 +47,8 @@ def run(options: Run) -> int:
     if options.repeat < 1:
         raise ConfigError(f"repeat={options.repeat} must be at least 1")
     scenario = find(options.scenario)
+    if options.trace is not None and options.trace.resolve() == Path(options.scenario).resolve():
+        raise ConfigError(f"trace={str(options.trace)!r} is the scenario itself; name another file")
     if scenario.about:
         print(f"{scenario.plan.name}: {scenario.about}")
     outcome, world = watched(scenario.plan)
@@ -70,6 +72,9 @@ def _report(scenario: Scenario, outcome: Outcome, world: FaultWorld | None) -> i
         return 0
     for line in _figures(scenario, world):
         print(line)
+    for number, fault in enumerate(scenario.plan.faults, 1):
+        if fault not in world.struck:
+            print(f"did not strike: [[fault]] {number}, {fault.kind}: its time never came, or it found nothing")
     missed = check_expectations(world)
     for text in missed:
         print(f"missed: {text}")

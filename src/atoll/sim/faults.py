@@ -32,6 +32,8 @@ class FaultWorld(World):
     def __init__(self, plan: Plan, coverage: Coverage | None = None) -> None:
         self.plan = plan
         self.coverage = coverage if coverage is not None else Coverage()
+        self.struck: list[Fault] = []
+        """Faults that found something to break."""
         self.disturbed: dict[str, int] = {}
         """Learner (empty: the syncer) -> when a fault last touched it, its end included."""
         self.strangers: list[Stranger] = []
@@ -126,6 +128,7 @@ class FaultWorld(World):
             return
         who = "" if fault.kind in SYNCER_FAULTS else fault.learner
         self.disturbed[who] = max(self.disturbed.get(who, 0), until_ns)
+        self.struck.append(fault)
         self.coverage.struck(fault.kind, self.slot_states())
 
     def _for(self, fault: Fault, undo: Callable[[], None]) -> None:

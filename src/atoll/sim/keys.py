@@ -23,6 +23,7 @@ TAKES = {
     "ms": "milliseconds",
     "whole": "a whole number",
     "number": "a finite number",
+    "rate": "a finite number",
     "text": "text in quotes",
     "flag": "true or false",
 }
@@ -50,6 +51,8 @@ class Key:
         high = min(self.high, TIME_MS_MAX if self.takes == "ms" else self.high, WHOLE_MAX if self._whole else inf)
         if value < self.low or value > high or (self.high_is_out and value == high):
             raise ConfigError(f"{where}: {self.name}={shown(value)} must be {self._range(high)}")
+        if self.takes == "rate" and 0 < value < 1:
+            raise ConfigError(f"{where}: {self.name}={shown(value)} must be 0 (no limit) or at least 1")
         if self.takes == "ms":
             return int(value * MS)
         return value if self._whole else float(value)
@@ -122,7 +125,7 @@ TOP = (
     Key("linger_ms", "linger_ns", "ms", "the syncer notices a broken connection so much later than the learner"),
     Key("norms_rise", "norms_rise", "number", "in the second half norms are so many times as large; 0: they stay"),
     Key("bad_share", "bad_share", "number", "share of contributions that arrive damaged, not finite or huge", high=1),
-    Key("merge_ms", "merge_ns", "ms", "a merge takes so long"),
+    Key("merge_ms", "merge_ns", "ms", "a merge takes so long, and checking a contribution half of it"),
     Key("commit_ms", "commit_ns", "ms", "a commit takes so long"),
     Key("learners_max", "learners_max", "whole", "lives that the syncer keeps; 0: its default"),
     Key("heal_at_ms", "heal_at_ns", "ms", "from then on nothing breaks and somebody is kept alive; 0: never heals"),
@@ -137,21 +140,21 @@ LEARNER = (
     Key("tail", "tail", "number", "share of steps that take 8 times as long", high=1),
     Key("tokens", "tokens", "whole", "per step; its weight in a merge", low=1),
     Key("latency_ms", "latency_ns", "ms", "of its link, one way"),
-    Key("up_bytes_per_s", "up_bytes_per_s", "number", "rate of its link to the syncer; 0: no limit"),
-    Key("down_bytes_per_s", "down_bytes_per_s", "number", "rate of its link from the syncer; 0: no limit"),
+    Key("up_bytes_per_s", "up_bytes_per_s", "rate", "rate of its link to the syncer; 0: no limit"),
+    Key("down_bytes_per_s", "down_bytes_per_s", "rate", "rate of its link from the syncer; 0: no limit"),
     Key("site", "site", "text", "name of the [[site]] whose link it shares"),
     Key("joins_at_ms", "joins_at_ns", "ms", "it starts then"),
 )
 
 SITE = (
     Key("name", "name", "text", "what learners call it", needed=True),
-    Key("up_bytes_per_s", "up_bytes_per_s", "number", "shared by its learners, to the syncer; 0: no limit"),
-    Key("down_bytes_per_s", "down_bytes_per_s", "number", "shared by its learners, from the syncer; 0: no limit"),
+    Key("up_bytes_per_s", "up_bytes_per_s", "rate", "shared by its learners, to the syncer; 0: no limit"),
+    Key("down_bytes_per_s", "down_bytes_per_s", "rate", "shared by its learners, from the syncer; 0: no limit"),
 )
 
 FAULT = (
-    Key("kind", "kind", "text", "what goes wrong: see the faults below", needed=True),
-    Key("at_ms", "at_ns", "ms", "when", needed=True),
+    Key("kind", "kind", "text", f"what goes wrong, one of {', '.join(FAULTS)}", needed=True),
+    Key("at_ms", "at_ns", "ms", "when it strikes, from the start of the run", needed=True),
     Key("for_ms", "for_ns", "ms", "for how long"),
     Key("learner", "learner", "text", "whom it strikes; faults of the syncer name nobody"),
     Key("factor", "factor", "number", "how much slower or thinner", low=1),

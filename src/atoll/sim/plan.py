@@ -130,7 +130,8 @@ class Plan:
 
     def describe(self) -> Iterator[str]:
         """What was drawn, line by line."""
-        yield f"seed {self.seed}: limit {self.limit_ns / S:.0f} s, heals at {self.heal_at_ns / S:.1f} s"
+        heals = f"heals at {self.heal_at_ns / S:.1f} s" if self.heal_at_ns else "never heals"
+        yield f"seed {self.seed}: limit {self.limit_ns / S:.0f} s, {heals}"
         yield f"  settings {self.settings}"
         yield (
             f"  lossy {self.lossy}, linger {self.linger_ns / MS:.0f} ms, bad {self.bad_share:.2f}, "

@@ -109,7 +109,7 @@ def _from_file(path: Path) -> Scenario:
     if len(content) > FILE_BYTES_MAX:
         raise ConfigError(f"{path}: is larger than {FILE_BYTES_MAX} bytes; a scenario is a small text")
     try:
-        text = content.decode("utf-8")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: byte {error.start} is no UTF-8; save it as UTF-8 text") from None
     return parse(text, str(path))
@@ -121,6 +121,9 @@ def _from_file(path: Path) -> Scenario:
 def parse(text: str, name: str) -> Scenario:
     """The whole file."""
     tables = _toml(text, name)
+    for key in tables:
+        if key in SETTINGS and key not in TABLES:
+            raise ConfigError(f"{name}: key {shown(key)} belongs into a table; write it below [settings]")
     _known(tables, TABLES, name)
     sites = tuple(Site(**row) for row, _ in _rows(tables, "site", SITE, name))
     learners = tuple(_learners(tables, name))
@@ -175,6 +178,8 @@ def _fields(table: dict[str, Any], keys: tuple[Key, ...], where: str) -> dict[st
 def _rows(tables: dict[str, Any], name: str, keys: tuple[Key, ...], file: str) -> Iterator[tuple[dict[str, Any], str]]:
     """Each [[name]] as fields, and what messages call it."""
     rows = tables.get(name, [])
+    if isinstance(rows, dict):
+        raise ConfigError(f"{file}: [{name}] must be written [[{name}]]: there may be several")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ConfigError(f"{file}: {name}={shown(rows)} must be tables; write [[{name}]] above each")
     for number, row in enumerate(rows, 1):

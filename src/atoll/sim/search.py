@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,6 +11,9 @@ from atoll.sim.coverage import Coverage
 from atoll.sim.draw import draw
 from atoll.sim.faults import FaultWorld, NoProgress
 from atoll.sim.plan import Plan
+
+LIFE = re.compile(r"[\w.-]+#\d+")
+"""How a life is written: name#generation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,19 @@ class Outcome:
     slots: int = 0
     coverage: Counter[tuple[str, str]] = field(default_factory=Counter)
     """What was met, by (class of things, thing): see coverage.py."""
+
+    @property
+    def said(self) -> str:
+        """What went wrong, in one line. Of a traceback: the error itself."""
+        return self.text.strip().rpartition("\n")[2]
+
+    @property
+    def sort(self) -> str:
+        """Failures that read alike but for lives and numbers are of one sort; all without progress are."""
+        if self.kind == "liveness":
+            return self.kind
+        text = re.sub(r"\d+", "#", LIFE.sub("somebody", self.said))
+        return f"{self.kind} {text[:80]}".strip()
 
 
 def run_plan(plan: Plan) -> FaultWorld:

@@ -39,17 +39,17 @@ FOR_MIN_NS = 10 * MS
 
 def shrink(
     plan: Plan,
-    kind: str,
+    sort: str,
     *,
     outcome: Callable[[Plan], Outcome] = outcome_of,
     budget_s: float = 120.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Plan:
-    """The smallest plan found that ends with `kind`, as `plan` must; what is returned was seen to.
+    """The smallest plan found whose outcome is of `sort`, as that of `plan` must be; what is returned was seen to.
 
     After `budget_s` no new run begins; the one under way is carried through.
     """
-    search = _Shrinker(plan, kind, outcome, clock() + budget_s, clock)
+    search = _Shrinker(plan, sort, outcome, clock() + budget_s, clock)
     search.run()
     return search.plan
 
@@ -60,13 +60,13 @@ class _Shrinker:
     def __init__(
         self,
         plan: Plan,
-        kind: str,
+        sort: str,
         outcome: Callable[[Plan], Outcome],
         until_s: float,
         clock: Callable[[], float],
     ) -> None:
         self.plan = plan
-        self._kind = kind
+        self._sort = sort
         self._outcome = outcome
         self._until_s = until_s
         self._clock = clock
@@ -99,7 +99,7 @@ class _Shrinker:
         if self._over() or key in self._tried or not _valid(candidate):
             return False
         self._tried.add(key)
-        if self._outcome(candidate).kind != self._kind:
+        if self._outcome(candidate).sort != self._sort:
             return False
         self.plan = candidate
         return True
