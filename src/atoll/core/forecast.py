@@ -1,8 +1,8 @@
 """What a learner knows of the syncer's time, and how wrong it was before (protocol R4).
 
 Three errors are learned from: between when closings were predicted and when they were heard of; announcements that came
-when their slot had closed; bytes that came when collecting had ended. The last two widen a margin at once, and it is
-lost slowly, merge by merge: too late costs a whole contribution, too early a little of its work.
+when their slot had closed; bytes that came when collecting had ended. The last two widen a margin at once, and merge by
+merge it is lost again: too careful costs merges (docs/LOG.md).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ CONTROL_DELAY_NS = 2_000_000
 ECHOES = 16
 """The shortest way there and back of so many echoes is the delay: longer ones waited somewhere."""
 LATE_MORE = 0.5
-"""Announcements that came too late: half a slot more margin. Bytes: half a step,
-or half as much again if that is more."""
+"""Announcements that came too late: half a slot more margin. Bytes: half a step, or half as much again
+if that is more."""
 LATE_LESS = {LATE_ANNOUNCEMENT: 0.8, LATE_BYTES: 0.85}
 """What a merge leaves of a margin."""
 LATE_ROUNDS = 0.5
@@ -71,7 +71,7 @@ class Forecast:
         self._interval_ns = 0
         self._slack_ns = 0
         self._miss_ns = Average(config.average_rate)
-        self._late_ns = {LATE_ANNOUNCEMENT: 0.0, LATE_BYTES: 0.85}
+        self._late_ns = {LATE_ANNOUNCEMENT: 0.0, LATE_BYTES: 0.0}
         self._echoes: deque[int] = deque(maxlen=ECHOES)
 
     @property
