@@ -12,7 +12,7 @@ few lines each and know nothing of it:
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -26,7 +26,7 @@ from atoll.core.records import LifeEndLine, SlotLine
 from atoll.errors import ConfigError
 from atoll.recipes.data import Corpus, batches
 from atoll.recipes.evaluate import evaluate
-from atoll.recipes.loop import PRESETS, make_optimizer, set_rate, train_step
+from atoll.recipes.loop import PRESETS, TrainConfig, make_optimizer, set_rate, train_step
 from atoll.recipes.model import build_model
 from atoll.recipes.schedule import rate_factor
 from atoll.sim.plan import MS, LearnerSpec
@@ -35,7 +35,6 @@ from atoll.study.bodies import ModelBody, TensorShop
 from atoll.tensors.flat import specs_of
 
 METHODS = ("atoll", "data-parallel", "alone", "averaged-once")
-WARMUP, WEIGHT_DECAY, CLIP = 0.05, 0.1, 1.0
 STEP_NS, JITTER = 100 * MS, 0.02
 EVAL_BATCHES = 32
 
@@ -59,11 +58,6 @@ class Trial:
             raise ConfigError(f"method={self.method!r} is unknown; use one of {', '.join(METHODS)}")
         if self.settings and self.method != "atoll":
             raise ConfigError(f"method={self.method!r} takes no settings, and has {sorted(self.settings)}")
-
-    @property
-    def key(self) -> str:
-        """Equal for equal trials."""
-        return repr(sorted(asdict(self).items(), key=lambda item: item[0]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +101,7 @@ class Trainee:
         self.model = build_model(trial.model, trial.seed)
         self._who = f"learner l{index}"
         self._lr = trial.lr
-        self._optimizer = make_optimizer(self.model, lr=trial.lr, weight_decay=WEIGHT_DECAY)
+        self._optimizer = make_optimizer(self.model, lr=trial.lr, weight_decay=TrainConfig.weight_decay)
         self._batches = batches(
             corpus,
             learner_index=index,
@@ -125,10 +119,10 @@ class Trainee:
 
     def train(self, progress: float, *others: Trainee) -> None:
         """One step at `progress` of the run, on the mean gradient of its own batch and those of `others`."""
-        set_rate(self._optimizer, self._lr * rate_factor(progress, warmup=WARMUP))
+        set_rate(self._optimizer, self._lr * rate_factor(progress, warmup=TrainConfig.warmup))
         drawn = [self.batch(), *(other.batch() for other in others)]
         inputs, targets = (torch.cat(parts) for parts in zip(*drawn, strict=True))
-        train_step(self.model, self._optimizer, inputs, targets, clip=CLIP, who=self._who)
+        train_step(self.model, self._optimizer, inputs, targets, clip=TrainConfig.clip, who=self._who)
 
 
 # ---------------------------------------------------------------- the method
