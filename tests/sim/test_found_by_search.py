@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -93,6 +94,30 @@ def test_far_away__a_slot_that_is_about_to_close_is_left_for_the_next() -> None:
     world.run()
     in_vain, merged = fates(world, "far", "had closed"), len(merged_slots(world, "far"))
     assert in_vain < 0.15 * (in_vain + merged), (in_vain, merged)
+
+
+def longest_gap_rounds(world: World, name: str, piece: int) -> float:
+    slots = [world.config.fragments * 4, *merged_slots(world, name, piece), world.config.slots]
+    return max(b - a for a, b in pairwise(slots)) / world.config.fragments
+
+
+@pytest.mark.parametrize(("latency_ms", "interval", "overlap"), [(101, 8, 2), (150, 12, 1)])
+@pytest.mark.parametrize("take", ["overwrite", "rebase"])
+@pytest.mark.parametrize("jitter", [0.0, 0.02])
+def test_far_away__no_piece_is_passed_by_in_each_round(
+    latency_ms: int, interval: int, overlap: int, take: str, jitter: float
+) -> None:
+    """Its slot had just closed each time, or the uplink was free only while its anchor was too old."""
+    near = equal(3, step_ns=50 * MS, jitter=jitter, latency_ns=MS)
+    far = replace(near[0], name="far", latency_ns=latency_ms * MS)
+    settings: dict[str, Any] = {"fragments": 4, "interval": interval, "overlap": overlap, "take": take}
+    for seed in (9, 11):
+        world = World(seed=seed, learners=[*near, far], steps=70 * interval, piece_values=10_000, **settings)
+        world.run()
+        gaps = [longest_gap_rounds(world, "far", piece) for piece in range(4)]
+        assert max(gaps) <= 13, (seed, gaps)
+        in_vain, merged = fates(world, "far", "had closed"), len(merged_slots(world, "far"))
+        assert in_vain < 0.15 * (in_vain + merged), (seed, in_vain, merged)
 
 
 def test_slow_checks__the_margin_of_a_thin_uplink_grows_by_what_the_syncer_needs_too() -> None:

@@ -25,6 +25,7 @@ ROUNDS_AHEAD = 2
 EARLY = 0.1
 STARVED = 2
 """Times as long unmerged as any other piece, and no other is captured before it."""
+HELD_ROUNDS = 2
 MISSES = 2
 """A closing may come earlier than predicted by so much of a step, and by so many mean errors of earlier predictions;
 or later, by so many errors."""
@@ -79,26 +80,28 @@ class CapturePlanner:
         link = _Uplink(self._at, backlog_bytes, rate_bytes_per_s)
         chosen: dict[int, int] = {}
         for piece, slots in self._candidates(link):
-            view = self._pieces[piece]
             if piece in chosen:
                 continue
-            if not view.ready:
-                if view.settled and self._starves(piece):
-                    break
-                continue
-            for slot in slots:
-                if slot <= view.passed_slot:
-                    continue
-                if self._will_have_closed(slot):
-                    continue
-                if self._fresh_enough(view, piece, slot) and self._in_time(slot, link, view.size_bytes):
-                    if link.take(view.size_bytes):
-                        chosen[piece] = slot
-                    break
+            view = self._pieces[piece]
+            slot = self._slot_in_time(piece, slots, link) if view.ready else None
+            if slot is not None and link.take(view.size_bytes):
+                chosen[piece] = slot
+            elif slot is None and view.settled and self._starves(piece):
+                break
         if not chosen and self._at.probe:
             self.probes = True
             return self._probe(link)
         return list(chosen.items())
+
+    def _slot_in_time(self, piece: int, slots: list[int], link: _Uplink) -> int | None:
+        """The first of `slots` into which the piece can still be merged."""
+        view = self._pieces[piece]
+        for slot in slots:
+            if slot <= view.passed_slot or self._will_have_closed(slot):
+                continue
+            if self._fresh_enough(view, piece, slot) and self._in_time(slot, link, view.size_bytes):
+                return slot
+        return None
 
     def _probe(self, link: _Uplink) -> list[tuple[int, int]]:
         """One piece whose bytes are not expected in time, with the most time that there is.
@@ -129,14 +132,18 @@ class CapturePlanner:
         return [piece for _, _, piece in sorted(late)]
 
     def _starves(self, piece: int) -> bool:
-        """It has waited twice as long as any other; the uplink is kept free for it.
+        """It has waited twice as long as any other; for two rounds the uplink is kept free for it, less and less often.
 
         Else the same chance can pass it by for ever: its update comes when the uplink is free, and overwriting leaves
-        no work to send; a step later the uplink is taken.
+        no work to send; a step later the uplink is taken. Or the uplink is free only while its anchor is too old. Less
+        and less often (after 2, 4, 8... rounds), for it may be one that this link never carries in time.
         """
         waits = [self._at.closed - view.last_merged_slot for view in self._pieces]
         others = max((wait for index, wait in enumerate(waits) if index != piece), default=waits[piece])
-        return waits[piece] > STARVED * others
+        rounds = waits[piece] // self._config.fragments
+        if rounds < HELD_ROUNDS or waits[piece] <= STARVED * others:
+            return False
+        return rounds - (1 << rounds.bit_length() - 1) < HELD_ROUNDS
 
     def _slots_of(self, piece: int) -> list[int]:
         first = self._config.next_slot_of(piece, self._at.closed)
@@ -195,7 +202,8 @@ class CapturePlanner:
         margin_ns = way_ns + at.announce_late_ns
         if at.miss_ns >= margin_ns:
             return False
-        return at.now_ns - way_ns - MISSES * at.miss_ns < closing_ns < at.now_ns + margin_ns - at.slack_ns
+        heard_ns = way_ns + MISSES * at.miss_ns + at.announce_late_ns
+        return at.now_ns - heard_ns < closing_ns < at.now_ns + margin_ns - at.slack_ns
 
     def _in_time(self, slot: int, link: _Uplink, size_bytes: int) -> bool:
         """Its bytes are expected by closing + overlap, by as much earlier as experience tells."""
