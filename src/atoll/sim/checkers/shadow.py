@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING
 
 from atoll.core import events as ev
 from atoll.core.messages import (
+    LATE_ANNOUNCEMENT,
+    LATE_BYTES,
     Announce,
     Declare,
+    Fate,
     Finishing,
     Heartbeat,
     Life,
@@ -21,7 +24,16 @@ from atoll.core.messages import (
     UpdateReady,
     Welcome,
 )
-from atoll.core.records import FateLine, GrantLine, MemberLine, OversleptLine, Record, ReportLine, SlotLine
+from atoll.core.records import (
+    ClosedLine,
+    FateLine,
+    GrantLine,
+    MemberLine,
+    OversleptLine,
+    Record,
+    ReportLine,
+    SlotLine,
+)
 
 if TYPE_CHECKING:
     from atoll.sim.world import World
@@ -91,6 +103,10 @@ class Shadow:
         self._closing: int | None = None
         self._finishing: set[int] = set()
         """Streams on which it was said that the run is ending."""
+        self._closed = 0
+        """Newest slot that has closed."""
+        self._late: dict[tuple[Life, int], str] = {}
+        """Of each contribution with a fate: what came too late."""
         self.reached = 0
         self.first_ns: int | None = None
         """When the first clock reached (T + 1) * s."""
@@ -190,6 +206,9 @@ class Shadow:
             if told is not None:
                 self._told(told, message)
         owner = self._by_stream.get(stream)
+        if owner is not None and isinstance(message, Fate):
+            due = self._late[owner.life, message.seq]
+            assert message.late == due, f"{owner.life} seq {message.seq}: late is {due!r}, told {message.late!r} (R4)"
         return owner.life if owner is not None else None
 
     def _refused(self, message: Refuse, name: str) -> None:
@@ -247,8 +266,12 @@ class Shadow:
                 self._reported(record)
             case OversleptLine(now_ns, gap_ns):
                 self._overslept(now_ns, gap_ns)
+            case ClosedLine():
+                self._closed = max(self._closed, record.slot)
             case FateLine():
-                self._settle(Life(record.name, record.generation), record.piece, record.seq)
+                life = Life(record.name, record.generation)
+                self._late[life, record.seq] = self._what_was_late(life, record)
+                self._settle(life, record.piece, record.seq)
             case SlotLine():
                 for m in record.merged:
                     self._settle(Life(m.name, m.generation), record.piece, m.seq)
@@ -336,6 +359,19 @@ class Shadow:
             self._comes_back(member, now_ns)
             for contribution in member.open.values():
                 contribution.progress_at_ns += gap_ns
+
+    def _what_was_late(self, life: Life, record: FateLine) -> str:
+        """Not accepted, for a slot that had closed: its announcement. Not whole when collecting ended: its bytes."""
+        contribution = self.members[life].open.get(record.piece)
+        accepted = contribution is not None and contribution.announce.seq == record.seq
+        if record.fate != "missed":
+            return ""
+        if not accepted:
+            regular = record.slot <= self._world.syncer.core.slots.last
+            return LATE_ANNOUNCEMENT if regular and record.slot <= self._closed else ""
+        assert contribution is not None
+        collected = record.reason.startswith("its bytes")
+        return LATE_BYTES if collected and not contribution.complete else ""
 
     def _settle(self, life: Life, piece: int, seq: int) -> None:
         member = self.members[life]

@@ -28,7 +28,7 @@ class _Seen:
     answered: set[tuple[int, int]] = field(default_factory=set)
     """Uploads that the syncer has answered."""
     timed: bool = False
-    """An upload has ended, so that the rate is known."""
+    """An upload has moved bytes and ended, whole or stopped, so that the rate is known."""
 
 
 class Transfers:
@@ -88,7 +88,7 @@ class Transfers:
 
     def upload_ended(self, agent: SimAgent, event: ev.UploadEnded) -> None:
         seen = self._of(agent)
-        seen.timed = seen.timed or event.result == "ok"
+        seen.timed = seen.timed or event.result == "ok" or event.moved_bytes > 0
         if event.result != "broken":
             seen.answered.add((event.piece, event.seq))
 
