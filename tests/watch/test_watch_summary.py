@@ -27,7 +27,8 @@ from atoll.core.records import (
 )
 from atoll.watch.lines import ConsoleLines
 from atoll.watch.summary import fold, summarise
-from atoll.watch.view import RecentLoss, RunView, Union
+from atoll.watch.tallies import RecentLoss, Union
+from atoll.watch.view import RunView
 
 SECOND = 1_000_000_000
 A, B = 1, 2

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.cli.console import Shown, console_for
 from atoll.cli.parse import parse
 from atoll.launch.plan import Method
 
@@ -15,7 +15,7 @@ EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, kw_only=True)
-class SyncerCommand(Method):
+class SyncerCommand(Method, Shown):
     """Start a syncer; learners join it with `atoll learner` or `atoll.join`. No accelerator is needed.
 
     ATOLL_TOKEN (or ATOLL_TOKEN_FILE) must be set, alike here and for learners, where others than this machine can
@@ -36,8 +36,6 @@ class SyncerCommand(Method):
     """A safetensors file to start from; else the first learner's weights."""
     keep_contributions: bool = False
     """Keep every contribution that is merged, for `make audit`."""
-    quiet: bool = False
-    """Only warnings and the closing summary."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -62,46 +60,42 @@ def serve_run(options: SyncerCommand, settings: dict[str, str | int | float], ho
     from atoll.cli.saved import next_step
     from atoll.core.records import NoticeLine, Record
     from atoll.runtime.syncer import Listening, SyncerOptions, serve
-    from atoll.watch.lines import ConsoleLines
     from atoll.wire.channel import format_address, load_token
 
-    console = ConsoleLines()
+    console = console_for(options)
 
     def on_listening(where: Listening) -> None:
         shown = socket.gethostname() if where.host in ("0.0.0.0", "::") else where.host
         same = ", with the same ATOLL_TOKEN" if load_token() else ""
-        print(f"syncer of run {where.run_id} listens at {format_address(where.host, where.port)}")
-        print(f"in another terminal{same}:  atoll learner --address {format_address(shown, where.port)}", flush=True)
+        console.tell(f"syncer of run {where.run_id} listens at {format_address(where.host, where.port)}")
+        console.tell(f"in another terminal{same}:  atoll learner --address {format_address(shown, where.port)}")
         if shown not in ("127.0.0.1", "::1", "localhost"):
-            print(f"ports {where.port} and {where.bulk_port} must be open for learners on other machines", flush=True)
+            console.tell(f"ports {where.port} and {where.bulk_port} must be open for learners on other machines")
 
     def on_record(record: Record) -> None:
-        for line in console.feed(record):
-            if not options.quiet and not isinstance(record, NoticeLine):
-                print(line, flush=True)
+        if isinstance(record, NoticeLine):  # on_notice says it
+            console.view.feed(record)
+        else:
+            console.record(record)
 
-    def on_notice(text: str) -> None:
-        print(f"atoll: {text}", file=sys.stderr, flush=True)
-
-    code = serve(
-        SyncerOptions(
-            run_dir=options.run,
-            settings=settings,
-            host=host,
-            port=port,
-            bulk_port=options.bulk_port,
-            init=options.init,
-            keep_contributions=options.keep_contributions,
-            on_listening=on_listening,
-            on_record=on_record,
-            on_notice=on_notice,
+    with console.shown():
+        code = serve(
+            SyncerOptions(
+                run_dir=options.run,
+                settings=settings,
+                host=host,
+                port=port,
+                bulk_port=options.bulk_port,
+                init=options.init,
+                keep_contributions=options.keep_contributions,
+                on_listening=on_listening,
+                on_record=on_record,
+                on_notice=console.warn,
+            )
         )
-    )
     stopped = console.view.stopped or code == EXIT_INTERRUPTED
     summary = close_run(options.run, console.view, None, 0, {"exit": "stopped by a signal" if stopped else "finished"})
-    for line in closing_lines(options.run, summary, console.view):
-        print(line)
     hint = next_step(options.run)
-    if hint is not None:
-        print(hint, flush=True)
+    lines = closing_lines(options.run, summary, console.view)
+    console.closing([*lines, hint] if hint is not None else lines, summary)
     return EXIT_INTERRUPTED if stopped else code

@@ -94,6 +94,12 @@ class MergeDone:
     update_hash: str
     update_bytes: int
     delta_norm: float
+    cosines: tuple[float | None, ...] = ()
+    """Of each input with the merged delta, in order. For people, as are the next two."""
+    follows: float | None = None
+    """Cosine of the merged delta with the momentum before it; None where there was none."""
+    step_norm: float = 0.0
+    """How far Theta went."""
 
 
 @dataclass(frozen=True, slots=True)

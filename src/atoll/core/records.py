@@ -139,6 +139,8 @@ class Merge1:
     weight: float
     hash: str
     norm: float
+    cosine: float | None = None
+    """With the merged delta."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,10 @@ class SlotLine:
     collect_ns: int
     """From closed to the end of collecting."""
     merge_ns: int
+    follows: float | None = None
+    """Cosine of the merged delta with the momentum before it."""
+    step_norm: float = 0.0
+    """|Theta' - Theta|; over delta_norm it is the effective outer step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -447,6 +447,7 @@ class SlotEngine:
 
     def _slot_line(self, slot: Slot, version: Version) -> SlotLine:
         done = slot.merge
+        cosines = done.cosines if done is not None and done.cosines else (None,) * len(slot.inputs)
         merged = tuple(
             Merge1(
                 c.life.name,
@@ -459,8 +460,9 @@ class SlotEngine:
                 c.weight,
                 c.hash,
                 c.norm,
+                cosine,
             )
-            for c in slot.inputs
+            for c, cosine in zip(slot.inputs, cosines, strict=True)
         )
         now_ns = self._ctx.now_ns
         return SlotLine(
@@ -476,6 +478,8 @@ class SlotEngine:
             done.delta_norm if done is not None else 0.0,
             slot.collected_ns - slot.closed_ns,
             now_ns - slot.merge_started_ns if done is not None else 0,
+            done.follows if done is not None else None,
+            done.step_norm if done is not None else 0.0,
         )
 
     def _record_empty(self, slot: Slot) -> None:

@@ -24,6 +24,7 @@ from atoll.store.rundir import RunDir
 from atoll.store.tape import Tape
 from atoll.tensors.codec import decode, encode
 from atoll.tensors.hashing import payload_hash
+from atoll.tensors.measure import cosine
 from atoll.tensors.merge import is_finite, merge_piece, norm_of, piece_norm, tensor_norms
 from atoll.tensors.outer import nesterov
 
@@ -185,6 +186,9 @@ class Workshop:
             staged.update_hash,
             len(data),
             piece_norm(delta) if finite else 0.0,
+            tuple(cosine(each, delta) for each in deltas) if finite else (),
+            cosine(delta, state.momentum) if finite else None,
+            piece_norm(theta - state.theta) if finite else 0.0,
         )
 
     def commit(self, action: Commit, tape: Tape) -> Published:

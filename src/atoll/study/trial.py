@@ -17,7 +17,6 @@ from statistics import fmean
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atoll.core.layout import make_layout
@@ -33,6 +32,7 @@ from atoll.sim.plan import MS, LearnerSpec
 from atoll.sim.world import World
 from atoll.study.bodies import ModelBody, TensorShop
 from atoll.tensors.flat import specs_of
+from atoll.tensors.measure import cosine
 
 METHODS = ("atoll", "data-parallel", "alone", "averaged-once")
 STEP_NS, JITTER = 100 * MS, 0.02
@@ -161,7 +161,7 @@ class MeasuringShop(TensorShop):
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:
-    return F.cosine_similarity(a, b, dim=0).item()
+    return cosine(a, b) or 0.0
 
 
 def _atoll(trial: Trial, corpus: Corpus) -> tuple[nn.Module, dict[str, Any]]:

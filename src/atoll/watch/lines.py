@@ -15,7 +15,8 @@ from atoll.core.records import (
     SeedLine,
     StartLine,
 )
-from atoll.watch.view import RunView, Settled
+from atoll.watch.tallies import Settled
+from atoll.watch.view import RunView
 
 GOOD_ENDS = ("finished", "finish")
 PRESENT = ("joining", "ready", "idle")
@@ -42,8 +43,10 @@ class Mark:
 class ConsoleLines:
     """Feed it tape lines in order; it answers with the lines to print."""
 
-    def __init__(self, view: RunView | None = None) -> None:
+    def __init__(self, view: RunView | None = None, *, intervals: bool = True) -> None:
+        """intervals: say one line per slot interval too."""
         self.view = view or RunView()
+        self._intervals = intervals
         self._mark: Mark | None = None
         self._settled: list[Settled] = []
         self._seen: set[str] = set()
@@ -58,7 +61,7 @@ class ConsoleLines:
         out = self._say(record)
         if self.view.settled_slots != settled and self.view.last_settled is not None:
             self._settled.append(self.view.last_settled)
-            if len(self._settled) >= self.view.pieces:
+            if self._intervals and len(self._settled) >= self.view.pieces:
                 out.append(self._interval(record.now_ns))
         return out
 
@@ -75,7 +78,8 @@ class ConsoleLines:
             self._mark = Mark(record.now_ns, self.view.tokens, self.view.loss_sum)
             ready, expected = len(record.ready), self.view.config.learners if self.view.config else 0
             few = f" of {expected} ({record.reason})" if ready < expected else ""
-            return [f"slots begin with {count(ready, 'learner')} ready{few}", LEGEND]
+            said = [f"slots begin with {count(ready, 'learner')} ready{few}"]
+            return [*said, LEGEND] if self._intervals else said
         if isinstance(record, PhaseLine):
             return self._phase(record)
         return []

@@ -12,7 +12,8 @@ from typing import Any
 
 from atoll.core.messages import Version
 from atoll.core.records import Record
-from atoll.watch.view import LifeView, RunView
+from atoll.watch.tallies import LifeView
+from atoll.watch.view import RunView
 
 SUMMARY_SCHEMA = 1
 SECOND_NS = 1e9

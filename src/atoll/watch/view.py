@@ -1,14 +1,12 @@
-"""RunView: one small read model of a run, folded from its tape line by line. Everything that shows a run reads it.
+"""RunView: one read model of a run, folded from its tape line by line. Everything that shows a run reads it.
 
-It keeps sums, not lines: memory grows with lives and slots (one integer each), never with reports.
+It keeps sums and a history (watch.history), not lines: memory grows with lives and slots, never with reports.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import msgspec
@@ -16,6 +14,7 @@ import msgspec
 from atoll.core.config import RunConfig
 from atoll.core.records import (
     ClosedLine,
+    FateLine,
     LifeEndLine,
     MemberLine,
     NoticeLine,
@@ -28,109 +27,14 @@ from atoll.core.records import (
     SlotLine,
     StartLine,
 )
+from atoll.watch.history import History
+from atoll.watch.tallies import LifeView, RecentLoss, Settled, Share, Union
 
 KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in get_args(Record)}
-TRAIN_LOSS_SHARE = 0.1
 STEPPING_LIMIT = 4
 """A pause of more than so many of a life's own steps (per step of the report), and a lease, is not stepping."""
 
 LifeKey = tuple[str, int]
-
-
-@dataclass(slots=True)
-class Share:
-    """contributors / ready, summed over slots."""
-
-    total: float = 0.0
-    slots: int = 0
-
-    def add(self, value: float) -> None:
-        self.total += value
-        self.slots += 1
-
-    @property
-    def mean(self) -> float | None:
-        return self.total / self.slots if self.slots else None
-
-
-@dataclass(slots=True)
-class LifeView:
-    """One life of a learner, as far as the tape tells."""
-
-    pieces: int
-    state: str = "joining"
-    steps: int = 0
-    tokens: int = 0
-    loss_sum: float = 0.0
-    merged: list[int] = field(default_factory=list)
-    """c_tokens per piece of published contributions."""
-    end: LifeEndLine | None = None
-    reported_ns: int | None = None
-    stepping_ns: int = 0
-    stepping_steps: int = 0
-
-    def __post_init__(self) -> None:
-        self.merged = [0] * self.pieces
-
-
-@dataclass(slots=True)
-class Settled:
-    """A regular slot that is over: who was merged in it, among how many."""
-
-    slot: int
-    piece: int
-    ready: int
-    merged: int
-    share: float | None
-    """min(1, merged / ready); None where nobody was ready."""
-    grace_ns: int
-    sync_ns: int
-    """From closed to settled."""
-
-
-@dataclass(slots=True)
-class Union:
-    """Length of a union of time intervals that come with growing ends."""
-
-    spans: list[tuple[int, int]] = field(default_factory=list)
-
-    def add(self, start: int, stop: int) -> None:
-        while self.spans and self.spans[-1][1] >= start:
-            start = min(start, self.spans.pop()[0])
-        self.spans.append((start, stop))
-
-    @property
-    def length(self) -> int:
-        return sum(stop - start for start, stop in self.spans)
-
-
-class RecentLoss:
-    """(tokens, loss * tokens) of the newest `TRAIN_LOSS_SHARE` of all tokens; what can never count again is dropped."""
-
-    def __init__(self) -> None:
-        self._window: deque[tuple[int, float]] = deque()
-        self._kept = 0
-        self._total = 0
-
-    def add(self, tokens: int, loss_sum: float) -> None:
-        if tokens <= 0:
-            return
-        self._window.append((tokens, loss_sum))
-        self._kept += tokens
-        self._total += tokens
-        while self._kept - self._window[0][0] >= TRAIN_LOSS_SHARE * self._total:
-            self._kept -= self._window.popleft()[0]
-
-    @property
-    def mean(self) -> float | None:
-        """The oldest of them counts in proportion to the part of it that is needed."""
-        if not self._total:
-            return None
-        wanted = TRAIN_LOSS_SHARE * self._total
-        first_tokens, first_loss = self._window[0]
-        part = (wanted - (self._kept - first_tokens)) / first_tokens
-        rest = sum(loss for _, loss in self._window) - first_loss
-        return (rest + part * first_loss) / wanted
 
 
 class RunView:
@@ -156,6 +60,13 @@ class RunView:
         self.versions: dict[int, tuple[int, int]] = {}
         self.stepping = Union()
         self.recent = RecentLoss()
+        self.history = History()
+        self.tokens = 0
+        """Computed so far: the newest that was heard of every life."""
+        self.loss_sum = 0.0
+        self.steps = 0
+        self.reached = 0
+        """T: newest slot whose quorum was reached."""
         self.participation = Share()
         self.by_piece: dict[int, Share] = {}
         self.by_learner: dict[str, Share] = {}
@@ -170,14 +81,14 @@ class RunView:
             MemberLine: self._on_member,
             StartLine: self._on_start,
             ReportLine: self._on_report,
-            QuorumLine: lambda line: None,
+            QuorumLine: self._on_quorum,
             ClosedLine: self._on_closed,
             SlotLine: self._on_slot,
             PublishedLine: self._on_published,
             PhaseLine: self._on_phase,
             LifeEndLine: self._on_life_end,
             NoticeLine: self._on_notice,
-            KINDS["fateline"]: self._on_fate,
+            FateLine: self._on_fate,
         }
 
     def feed(self, line: Record | Mapping[str, Any]) -> Record | None:
@@ -198,19 +109,6 @@ class RunView:
     @property
     def pieces(self) -> int:
         return len(self.run.piece_sizes) if self.run is not None else 0
-
-    @property
-    def tokens(self) -> int:
-        """Computed so far: the newest that was heard of every life."""
-        return sum(life.tokens for life in self.lives.values())
-
-    @property
-    def loss_sum(self) -> float:
-        return sum(life.loss_sum for life in self.lives.values())
-
-    @property
-    def steps(self) -> int:
-        return sum(life.steps for life in self.lives.values())
 
     @property
     def merged_pieces(self) -> int:
@@ -243,7 +141,11 @@ class RunView:
         self.config = RunConfig.from_dict({k: v for k, v in line.settings.items() if k in known})
 
     def _on_member(self, line: MemberLine) -> None:
-        self._life(line.name, line.generation).state = line.state
+        life = self._life(line.name, line.generation)
+        if line.state == "ready" and life.state == "joining":
+            life.ready_since = self.slots_closed
+        life.state = line.state
+        self.history.state(line)
 
     def _on_start(self, line: StartLine) -> None:
         self.start_ns = line.now_ns
@@ -255,13 +157,14 @@ class RunView:
         self.last_report_ns = line.now_ns
         self._count_stepping(life, line)
         self._hear(life, line.steps, line.tokens, line.loss_sum)
-        life.reported_ns = line.now_ns
+        life.reported_ns, life.clock = line.now_ns, line.clock
 
     def _count_stepping(self, life: LifeView, line: ReportLine) -> None:
         new = line.steps - life.steps
         if new <= 0 or life.reported_ns is None:
             return
         span_ns = line.now_ns - life.reported_ns
+        life.pace(span_ns, new, line.tokens - life.tokens)
         if life.stepping_steps:
             assert self.config is not None
             limit_ns = STEPPING_LIMIT * new * life.stepping_ns // life.stepping_steps
@@ -272,6 +175,9 @@ class RunView:
 
     def _hear(self, life: LifeView, steps: int, tokens: int, loss_sum: float) -> None:
         self.recent.add(tokens - life.tokens, loss_sum - life.loss_sum)
+        self.steps += steps - life.steps
+        self.tokens += tokens - life.tokens
+        self.loss_sum += loss_sum - life.loss_sum
         life.steps, life.tokens, life.loss_sum = steps, tokens, loss_sum
 
     def _on_life_end(self, line: LifeEndLine) -> None:
@@ -279,12 +185,20 @@ class RunView:
         self._hear(life, line.steps, line.tokens, line.loss_sum)
         life.end = line
 
+    def _on_quorum(self, line: QuorumLine) -> None:
+        assert self.config is not None
+        self.reached = line.slot
+        self.history.quorum(line, self.config.piece_of(line.slot))
+        self.history.loss(line.now_ns, self.tokens, self.loss_sum)
+
     def _on_closed(self, line: ClosedLine) -> None:
+        self.history.closed(line)
         self._closed[line.slot] = (line, frozenset(self.ready()))
         if self.regular(line.slot):
             self.slots_closed = max(self.slots_closed, line.slot)
 
     def _on_slot(self, line: SlotLine) -> None:
+        self.history.settled(line)
         if line.merged:
             self._slots[line.slot] = line
         else:
@@ -292,13 +206,16 @@ class RunView:
 
     def _on_published(self, line: PublishedLine) -> None:
         self.versions[line.piece] = (line.version[0], line.version[1])
+        self.history.row(line.slot, line.piece).published_ns = line.now_ns
         if self.regular(line.slot):
             self.published_ns.append(line.now_ns)
         slot = self._slots.pop(line.slot, None)
         if slot is None:
             return
         for merge in slot.merged:
-            self._life(merge.name, merge.generation).merged[slot.piece] += merge.c_tokens
+            life = self._life(merge.name, merge.generation)
+            life.merged[slot.piece] += merge.c_tokens
+            life.last_merged, life.last_fate = max(life.last_merged, slot.slot), "merged"
         self._settle(slot, tuple(merge.name for merge in slot.merged))
 
     def _settle(self, line: SlotLine, names: tuple[str, ...]) -> None:
@@ -311,6 +228,7 @@ class RunView:
             self.by_piece.setdefault(line.piece, Share()).add(share)
         for name in ready.union(names):
             self.by_learner.setdefault(name, Share()).add(float(name in names))
+            self.history.pairs[name, line.piece].add(float(name in names))
         self.settled_slots += 1
         sync_ns = line.now_ns - closed.now_ns
         self.last_settled = Settled(
@@ -324,11 +242,14 @@ class RunView:
         if line.phase == "draining":
             self.drain_ns, self.slots_last = line.now_ns, line.slot
 
-    def _on_fate(self, line: Any) -> None:
+    def _on_fate(self, line: FateLine) -> None:
+        self.history.missed(line)
+        self._life(line.name, line.generation).last_fate = f"{line.fate}: {line.reason}"
         self.fates[line.fate] = self.fates.get(line.fate, 0) + 1
 
     def _on_notice(self, line: NoticeLine) -> None:
         self.notices += 1
+        self.history.notice(line)
 
 
 def as_record(line: Record | Mapping[str, Any]) -> Record | None:

@@ -1,0 +1,189 @@
+"""What is wrong with a run, and what to change: warnings of the live view, and `atoll advise`.
+
+Each finding has the figure that it rests on. Thresholds are here, so that one can see and doubt them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from atoll.watch.tallies import LifeView
+from atoll.watch.view import RunView
+from atoll.watch.window import Window, window
+
+UNMERGED_ROUNDS = 3
+ALONE_ROUNDS = 2
+STARVED_SHARE = 0.5
+KEPT_LEAST = 0.8
+EFFECTIVE_MOST = 2.5
+AGREEMENT_LEAST = 0.02
+FOLLOWS_MOST, FOLLOWS_LEAST = 0.75, -0.1
+GRACE_MOST = 0.25
+PARTICIPATION_LEAST = 0.8
+SLOTS_LEAST = 8
+"""Fewer settled slots say nothing."""
+
+REMEDIES = {
+    "slot # had closed": "it comes after the slot has closed: raise `grace_factor`, or `interval`",
+    "its bytes were not in when collecting ended": "its uplink is too slow: raise `overlap`, or `interval`",
+    "stale: its anchor is # versions old": "its downlink is too slow for a round: raise `interval`, or `stale_max`",
+    "its bytes do not match their hash": "its bytes arrive damaged: look at its link and its memory",
+    "it is not finite": "its loss is not finite: look at its data, lower its `lr`",
+    "norm # is far above this piece's history": "its work is far larger than the others': look at its data and `lr`",
+}
+NOTHING_CAME = "nothing of it was announced: a step of it may take longer than a round; raise `interval`"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing to change."""
+
+    kind: str
+    text: str
+    """What is seen, the figure behind it, what to change."""
+
+
+def findings(view: RunView) -> list[Finding]:
+    """What there is to say now, worst first."""
+    if view.config is None or view.settled_slots < SLOTS_LEAST:
+        return []
+    recent = window(view)
+    return [*_alone(view), *_unmerged(view), *_starved(view), *_waste(view, recent), *_outer(view, recent)]
+
+
+def advice(view: RunView) -> list[Finding]:
+    """For a run as a whole: at most three; one that says so where nothing is to be changed."""
+    found = findings(view)
+    if view.config is not None and view.settled_slots >= SLOTS_LEAST:
+        found += _directions(view, window(view, view.settled_slots))
+    if not found and view.settled_slots < SLOTS_LEAST:
+        return [Finding("early", f"only {view.settled_slots} slots are settled; {SLOTS_LEAST} are needed to judge")]
+    return found[:3] or [Finding("good", _all_is_well(view))]
+
+
+def _all_is_well(view: RunView) -> str:
+    whole = window(view, view.settled_slots)
+    figures = {
+        "participation": whole.participation,
+        "share of work merged": whole.kept,
+        "effective outer step": whole.effective_step,
+        "agreement of learners": whole.agreement,
+    }
+    said = ", ".join(f"{name} {value:.2f}" for name, value in figures.items() if value is not None)
+    return f"nothing to change: {said}"
+
+
+def _alone(view: RunView) -> Iterator[Finding]:
+    """The same single learner fills slot after slot."""
+    rows = window(view, ALONE_ROUNDS * view.pieces).rows
+    names = {part.name for row in rows for part in row.merged}
+    shared = [row for row in rows if row.ready > 1]
+    if len(names) == 1 and len(shared) == len(rows) >= ALONE_ROUNDS * view.pieces:
+        name = names.pop()
+        others = [other for other in view.ready() if other != name]
+        yield Finding(
+            "alone",
+            f"only {name} is merged in the last {len(rows)} slots, with {rows[-1].ready} ready; "
+            f"{reason_of(view, *others)}",
+        )
+
+
+def _unmerged(view: RunView) -> Iterator[Finding]:
+    """Ready, and not merged for long."""
+    for name, life in ready_lives(view):
+        rounds = unmerged_slots(view, life) / view.pieces
+        if rounds >= UNMERGED_ROUNDS:
+            yield Finding("unmerged", f"{name} was not merged for {rounds:.0f} rounds; {reason_of(view, name)}")
+
+
+def unmerged_slots(view: RunView, life: LifeView) -> int:
+    """Slots since its last merge, or since it became ready."""
+    return max(0, view.slots_closed - max(life.last_merged, life.ready_since))
+
+
+def ready_lives(view: RunView) -> list[tuple[str, LifeView]]:
+    """By name."""
+    return sorted((name, life) for (name, _), life in view.lives.items() if life.state == "ready")
+
+
+def reason_of(view: RunView, *names: str) -> str:
+    """The commonest reason why work of these was not merged, as a remedy."""
+    reasons: Counter[str] = Counter()
+    for (name, _, _, reason), number in view.history.fates.items():
+        if name in names:
+            reasons[reason] += number
+    for reason, _ in reasons.most_common(1):
+        return REMEDIES.get(reason, f"mostly because {reason}")
+    return NOTHING_CAME
+
+
+def _starved(view: RunView) -> Iterator[Finding]:
+    """A fragment that gets much less than the others."""
+    whole = view.participation.mean
+    for piece, share in sorted(view.by_piece.items()):
+        if whole and share.mean is not None and share.slots >= UNMERGED_ROUNDS and share.mean < STARVED_SHARE * whole:
+            reasons = Counter(
+                {reason: n for (_, p, _, reason), n in view.history.fates.items() if p == piece}
+            ).most_common(1)
+            why = REMEDIES.get(reasons[0][0], reasons[0][0]) if reasons else "nothing of it was announced"
+            yield Finding(
+                "starved", f"fragment {piece} has a participation of {share.mean:.2f}, all together {whole:.2f}; {why}"
+            )
+
+
+def _waste(view: RunView, recent: Window) -> Iterator[Finding]:
+    """Work that is not merged, and time that is waited."""
+    if recent.kept is not None and recent.kept < KEPT_LEAST:
+        yield Finding(
+            "yield",
+            f"only {recent.kept:.0%} of what was computed in the last {len(recent.rows)} slots was merged; "
+            f"{reason_of(view, *{name for name, *_ in view.history.fates})}",
+        )
+    elif recent.participation is not None and recent.participation < PARTICIPATION_LEAST:
+        yield Finding(
+            "participation",
+            f"{recent.participation:.0%} of the ready learners take part in a slot; the others come in a later one "
+            "with more steps, and nothing is lost. If they should come together, raise `grace_factor` or `quorum`",
+        )
+    if recent.grace_ns is not None and recent.slot_ns and recent.grace_ns > GRACE_MOST * recent.slot_ns:
+        yield Finding(
+            "grace",
+            f"slots wait {recent.grace_ns / 1e6:.0f} of {recent.slot_ns / 1e6:.0f} ms for slower learners; nobody "
+            "trains less for it, but updates come later. Lower `grace_factor` if that matters",
+        )
+
+
+def _outer(view: RunView, recent: Window) -> Iterator[Finding]:
+    """The outer step is larger than what learners found."""
+    assert view.config is not None
+    if recent.effective_step is not None and recent.effective_step > EFFECTIVE_MOST:
+        lr, momentum = view.config.outer_lr, view.config.outer_momentum
+        yield Finding(
+            "outer step",
+            f"the outer step is {recent.effective_step:.1f} times the merged delta (outer_lr {lr:g}, outer_momentum "
+            f"{momentum:g}); above {EFFECTIVE_MOST:g} runs have lost quality: lower `outer_momentum`",
+        )
+
+
+def _directions(view: RunView, whole: Window) -> Iterator[Finding]:
+    """Where merged deltas point."""
+    if whole.agreement is not None and whole.agreement < AGREEMENT_LEAST:
+        yield Finding(
+            "agreement",
+            f"contributions of two learners to one slot have a cosine of {whole.agreement:.2f}: they hardly agree, and "
+            "their mean is mostly noise. A smaller `interval`, a lower `lr` or larger batches bring them together",
+        )
+    if whole.follows is not None and whole.follows > FOLLOWS_MOST:
+        yield Finding(
+            "slow outer",
+            f"merged deltas have a cosine of {whole.follows:.2f} with the momentum before them: they keep their "
+            "direction, and a larger `outer_lr` would get further",
+        )
+    if whole.follows is not None and whole.follows < FOLLOWS_LEAST:
+        yield Finding(
+            "overshoot",
+            f"merged deltas have a cosine of {whole.follows:.2f} with the momentum before them: the outer step goes "
+            "too far and is taken back; lower `outer_momentum`, then `outer_lr`",
+        )

@@ -1,0 +1,42 @@
+"""A run's directory into its read model, whole or as it grows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from atoll.core.records import Record
+from atoll.errors import RunError
+from atoll.store.tape import read_tape
+from atoll.watch.view import RunView
+
+
+class Follower:
+    """Reads the tape of a run on from where it stopped."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / "tape.jsonl"
+        if not self._path.is_file():
+            raise RunError(f"directory {run_dir} holds no run: tape.jsonl is missing; give the directory of a run")
+        self._stop_bytes = 0
+        self._next = 0
+
+    def records(self) -> Iterator[Record]:
+        """What has come since the last call. RunError where the tape is damaged."""
+        try:
+            for entry in read_tape(self._path, self._stop_bytes, self._next):
+                self._stop_bytes, self._next = entry.stop_bytes, entry.i + 1
+                if entry.record is not None:
+                    yield entry.record
+        except OSError as error:
+            raise RunError(f"{self._path} cannot be read: {error}") from error
+
+
+def fold_run(run_dir: Path) -> RunView:
+    """The read model of a run as far as its tape goes."""
+    view = RunView()
+    for record in Follower(run_dir).records():
+        view.feed(record)
+    if view.run is None:
+        raise RunError(f"the tape of {run_dir} is empty: the run has not begun; try again later")
+    return view

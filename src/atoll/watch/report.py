@@ -1,0 +1,197 @@
+"""report.html: a run in one file that needs no network, readable on a wide and on a narrow screen, light and dark."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from atoll.store.evals import EvalLine
+from atoll.watch.charts import Charts, or_nothing, page_figure
+from atoll.watch.judge import advice
+from atoll.watch.status import status
+from atoll.watch.story import story
+from atoll.watch.summary import piece_books, weighted_tokens
+from atoll.watch.view import RunView
+
+STYLE = """
+:root { color-scheme: light dark; --page: #ffffff; --ink: #1d2530; --soft: #5b6675; --line: #d9dfe7; --card: #f6f8fa; }
+@media (prefers-color-scheme: dark) {
+  :root { --page: #12161c; --ink: #e6eaf0; --soft: #9aa6b5; --line: #2c3542; --card: #1a2029; }
+}
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1.5rem; max-width: 82rem; background: var(--page); color: var(--ink);
+       font: 16px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.5rem; margin: 0 0 .5rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.05rem; margin: 0 0 .25rem; }
+p { margin: .25rem 0 .75rem; } .soft { color: var(--soft); font-size: .9rem; }
+.headline { font-size: 1.1rem; }
+ul { margin: .25rem 0 1rem; padding-left: 1.2rem; }
+.grid { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 1rem; }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .9rem; min-width: 0; }
+.wide { grid-column: 1 / -1; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; }
+td, th { text-align: left; padding: .2rem .6rem .2rem 0; border-bottom: 1px solid var(--line); vertical-align: top;
+         overflow-wrap: anywhere; }
+td.number, th.number { text-align: right; white-space: nowrap; }
+.scroll { overflow-x: auto; }
+@media (max-width: 60rem) { .grid { grid-template-columns: minmax(0, 1fr); } body { padding: .8rem; } }
+.js-plotly-plot .plotly .main-svg text { fill: var(--ink) !important; }
+.js-plotly-plot .plotly .main-svg .heatmaplayer text { fill: #111111 !important; }
+.js-plotly-plot .plotly .main-svg .hoverlayer text { fill: #ffffff !important; }
+.js-plotly-plot .plotly .main-svg .gridlayer path { stroke: var(--line) !important; }
+.js-plotly-plot .plotly .modebar { display: none; }
+"""
+BOOK = ("computed", "merged", "overwritten", "lost", "pending")
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One picture with its heading and a sentence on how to read it."""
+
+    title: str
+    text: str
+    figure: go.Figure
+    wide: bool = False
+
+
+def report(view: RunView, evals: Sequence[EvalLine] = (), eval_loss: float | None = None) -> str:
+    """The page of one run."""
+    told = story(view, eval_loss)
+    name = view.config.run_id if view.config else "run"
+    parts = [
+        f'<p class="headline">{text(told.headline)}</p>',
+        items(told.learners),
+        "<h2>What to change</h2>",
+        items([finding.text for finding in advice(view)]),
+        f'<div class="grid">{"".join(map(card, run_cards(Charts(view, evals))))}{tables(view)}</div>',
+    ]
+    return page(f"Atoll: {name}", "".join(parts))
+
+
+def run_cards(charts: Charts) -> list[Card]:
+    """In the order of reading."""
+    return [
+        Card(
+            "Learners",
+            "Each row is a learner; a cross marks where it was lost. Ticks below are slots.",
+            charts.timeline(),
+            wide=True,
+        ),
+        Card("Loss over tokens", "Mean over all learners' steps, and of the merged model.", charts.loss("tokens")),
+        Card("Loss over time", "The same against the clock.", charts.loss("time")),
+        Card(
+            "Participation",
+            "Of the slots of a fragment that a learner was ready for, the share into which it was merged.",
+            charts.participation(),
+        ),
+        Card("Contributions", "What became of them. Missed work is not lost: it goes in later.", charts.fates()),
+        Card("Waits", "Where the time of a slot went. No learner waits for any of it.", charts.waits()),
+        Card("Bandwidth", "Payload in and out of the syncer, without headers and retries.", charts.bandwidth()),
+        Card("Directions", "1: the same direction; 0: nothing in common; below 0: against.", charts.directions()),
+        Card("Lengths", "How long merged deltas are, and the outer steps that they became.", charts.norms()),
+    ]
+
+
+def compare(runs: Sequence[tuple[str, RunView, Sequence[EvalLine]]]) -> str:
+    """The page of several runs, overlaid."""
+    cards = [
+        Card("Loss over tokens", "Training loss; markers: held-out.", _overlaid(runs, "tokens"), wide=True),
+        Card("Loss over time", "The same against the clock.", _overlaid(runs, "time"), wide=True),
+    ]
+    return page("Atoll: runs compared", f'<div class="grid">{comparison(runs)}{"".join(map(card, cards))}</div>')
+
+
+def _overlaid(runs: Sequence[tuple[str, RunView, Sequence[EvalLine]]], over: str) -> go.Figure:
+    figure = page_figure(420)
+    for name, view, evals in runs:
+        single = Charts(view, evals).loss(over)
+        for trace, how in zip(single.data, ("training", "held-out"), strict=False):
+            figure.add_scatter(x=trace.x, y=trace.y, mode=trace.mode, name=f"{name}, {how}")
+        figure.update_xaxes(title=single.layout.xaxis.title.text)
+    return figure.update_yaxes(title="nats")
+
+
+def comparison(runs: Sequence[tuple[str, RunView, Sequence[EvalLine]]]) -> str:
+    """One row of figures per run."""
+    head = ("run", "mode", "learners", "slots", "time", "tokens", "tokens/s", "merged", "participation", "loss")
+    rows = [table_row(head, cell="th")]
+    for name, view, evals in runs:
+        now = status(view)
+        computed = weighted_tokens(view, piece_books(view))
+        rate = now.tokens / now.elapsed_s if now.elapsed_s else 0.0
+        loss = f"{evals[-1].loss:.4f} held-out" if evals else f"{now.loss:.4f} training" if now.loss else "-"
+        rows.append(
+            table_row(
+                (
+                    *(name, now.mode, str(view.learners), f"{now.slot} of {now.slots}", f"{now.elapsed_s:.0f} s"),
+                    *(f"{now.tokens:,}", f"{rate:,.0f}"),
+                    f"{computed['merged'] / computed['computed']:.1%}" if computed["computed"] else "-",
+                    f"{now.participation:.3f}" if now.participation is not None else "-",
+                    loss,
+                )
+            )
+        )
+    return f'<div class="card wide scroll"><table>{"".join(rows)}</table></div>'
+
+
+# ------------------------------------------------------------ html
+
+
+def text(value: object) -> str:
+    """Escaped."""
+    return html.escape(str(value))
+
+
+def items(lines: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{text(line)}</li>" for line in lines) + "</ul>" if lines else ""
+
+
+def table_row(cells: Sequence[object], cell: str = "td") -> str:
+    return "<tr>" + "".join(f"<{cell}>{text(value)}</{cell}>" for value in cells) + "</tr>"
+
+
+def card(shown: Card) -> str:
+    """A picture in its frame."""
+    body = or_nothing(shown.figure).to_html(
+        full_html=False, include_plotlyjs=False, config={"responsive": True, "displayModeBar": False}
+    )
+    wide = " wide" if shown.wide else ""
+    heading = f'<h2>{text(shown.title)}</h2><p class="soft">{text(shown.text)}</p>'
+    return f'<section class="card{wide}">{heading}{body}</section>'
+
+
+def tables(view: RunView) -> str:
+    """The ledger, what people were told, settings and versions."""
+    tokens = weighted_tokens(view, piece_books(view))
+    whole = tokens["computed"] or 1
+    ledger = "".join(table_row((name, f"{tokens[name]:,.0f}", f"{tokens[name] / whole:.2%}")) for name in BOOK)
+    settings = "".join(table_row(pair) for pair in sorted(view.run.settings.items())) if view.run else ""
+    versions = "".join(table_row(pair) for pair in sorted(view.run.versions.items())) if view.run else ""
+    start_ns = view.first_ns or 0
+    notices = "".join(
+        table_row((f"{(at_ns - start_ns) / 1e9:.1f} s", said)) for at_ns, said in view.history.notices
+    )
+    cards = [
+        ("Fate of all tokens", ledger),
+        ("Notices", notices or table_row(("none",))),
+        ("Settings", settings),
+        ("Versions", versions),
+    ]
+    return "".join(
+        f'<section class="card"><h2>{name}</h2><div class="scroll"><table>{rows}</table></div></section>'
+        for name, rows in cards
+    )
+
+
+def page(title: str, body: str) -> str:
+    """The whole file."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{text(title)}</title><style>{STYLE}</style><script>{get_plotlyjs()}</script></head>"
+        f"<body><h1>{text(title)}</h1>{body}</body></html>\n"
+    )

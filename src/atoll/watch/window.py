@@ -1,0 +1,95 @@
+"""Figures of the newest slots of a run: what judges and shows it now, not on the whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+from atoll.watch.history import SlotRow
+from atoll.watch.view import RunView
+
+ROUNDS, SLOTS_LEAST = 4, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Means over the newest regular slots that are settled. None where there is nothing to take a mean of."""
+
+    rows: list[SlotRow]
+    """Oldest first."""
+    participation: float | None
+    kept: float | None
+    """Token-pieces merged in them / computed in the meantime."""
+    slot_ns: float | None
+    """From one closing to the next."""
+    grace_ns: float | None
+    quorum_wait_ns: float | None
+    sync_ns: float | None
+    """From closed to settled."""
+    effective_step: float | None
+    """|outer step| / |merged delta|; lr / (1 - momentum) where merged deltas never change."""
+    follows: float | None
+    """Cosine of a merged delta with the momentum before it."""
+    agreement: float | None
+    """Cosine of two learners' contributions to one slot, worked out from theirs with the merged delta."""
+
+
+def window(view: RunView, slots: int = 0) -> Window:
+    """Of the newest `slots`; 0: so many that each piece has its turn a few times."""
+    rows = newest(view, slots or max(SLOTS_LEAST, ROUNDS * view.pieces))
+    gaps = [after.closed_ns - before.closed_ns for before, after in pairwise(rows)]
+    made = [row for row in rows if row.merged]
+    return Window(
+        rows,
+        mean([min(1.0, len(row.merged) / row.ready) for row in rows if row.ready]),
+        kept_share(view, rows),
+        mean(gaps),
+        mean([row.waited_ns for row in rows]),
+        mean([row.quorum_wait_ns for row in rows if row.quorum_ns]),
+        mean([row.settled_ns - row.closed_ns for row in rows]),
+        mean([row.step_norm / row.delta_norm for row in made if row.delta_norm and row.step_norm]),
+        mean([row.follows for row in made if row.follows is not None]),
+        mean([found for row in made if (found := agreement(row)) is not None]),
+    )
+
+
+def newest(view: RunView, slots: int) -> list[SlotRow]:
+    """The newest regular slots that are settled, oldest first."""
+    found: list[SlotRow] = []
+    for slot in range(view.slots_closed, 0, -1):
+        row = view.history.slots.get(slot)
+        if row is not None and row.settled_ns:
+            found.append(row)
+        if len(found) == slots:
+            break
+    return found[::-1]
+
+
+def mean(values: list[float] | list[int]) -> float | None:
+    """None of nothing."""
+    return fmean(values) if values else None
+
+
+def kept_share(view: RunView, rows: list[SlotRow]) -> float | None:
+    """Merged token-pieces of these slots over the token-pieces computed between their closings."""
+    if len(rows) < 2:
+        return None
+    history = view.history
+    points = [
+        tokens
+        for at_ns, tokens in zip(history.loss_ns, history.loss_tokens, strict=True)
+        if rows[0].closed_ns <= at_ns <= rows[-1].closed_ns
+    ]
+    computed = (points[-1] - points[0]) * view.pieces if len(points) > 1 else 0
+    merged = sum(part.c_tokens for row in rows[1:] for part in row.merged)
+    return min(1.0, merged / computed) if computed else None
+
+
+def agreement(row: SlotRow) -> float | None:
+    """Mean cosine c with the mean of M alike vectors whose pairs have cosine a: c^2 = (1 + (M - 1) a) / M."""
+    cosines = [part.cosine for part in row.merged if part.cosine is not None]
+    count = len(cosines)
+    if count < 2:
+        return None
+    return (count * fmean(cosines) ** 2 - 1) / (count - 1)
