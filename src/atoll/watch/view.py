@@ -93,7 +93,7 @@ class RunView:
 
     def feed(self, line: Record | Mapping[str, Any]) -> Record | None:
         """Fold one line in; the record, or None where this version does not know its kind."""
-        record = as_record(line)
+        record = line if type(line) in self._handlers else as_record(line)
         if record is None:
             return None
         if self.first_ns is None:
@@ -131,7 +131,10 @@ class RunView:
         return 1 <= slot <= last
 
     def _life(self, name: str, generation: int) -> LifeView:
-        return self.lives.setdefault((name, generation), LifeView(self.pieces))
+        life = self.lives.get((name, generation))
+        if life is None:
+            life = self.lives[name, generation] = LifeView(self.pieces)
+        return life
 
     # ------------------------------------------------------------ lines
 

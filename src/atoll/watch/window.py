@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
@@ -76,12 +77,9 @@ def kept_share(view: RunView, rows: list[SlotRow]) -> float | None:
     if len(rows) < 2:
         return None
     history = view.history
-    points = [
-        tokens
-        for at_ns, tokens in zip(history.loss_ns, history.loss_tokens, strict=True)
-        if rows[0].closed_ns <= at_ns <= rows[-1].closed_ns
-    ]
-    computed = (points[-1] - points[0]) * view.pieces if len(points) > 1 else 0
+    first = bisect_left(history.loss_ns, rows[0].closed_ns)
+    last = bisect_right(history.loss_ns, rows[-1].closed_ns) - 1
+    computed = (history.loss_tokens[last] - history.loss_tokens[first]) * view.pieces if last > first else 0
     merged = sum(part.c_tokens for row in rows[1:] for part in row.merged)
     return min(1.0, merged / computed) if computed else None
 

@@ -1,0 +1,130 @@
+"""The page of a run: whole, offline, escaped; and the commands that write and read it."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from atoll.cli.main import main
+from atoll.core.records import MemberLine
+from atoll.sim.plan import S
+from atoll.sim.world import World
+from atoll.store.evals import EvalLine, append_eval, read_evals
+from atoll.watch.report import report
+from atoll.watch.summary import fold
+from tests.watch.worlds import equal, tape_of, world, write_tape
+
+TITLES = ("Learners", "Loss over tokens", "Loss over time", "Participation", "Contributions", "Waits", "Bandwidth")
+
+
+class Tags(HTMLParser):
+    """What a browser would fetch, and whether tags match."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [f"{tag} {key}={value}" for key, value in attrs if key in ("src", "href")]
+        if tag not in ("meta", "br", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def a_run_with_a_crash() -> World:
+    made = World(seed=5, learners=equal(3), fragments=4, interval=8, steps=160)
+    made.at(6 * S, lambda: made.crash("l1", back_after_ns=3 * S))
+    made.run()
+    return made
+
+
+def test_report__is_one_file_that_fetches_nothing() -> None:
+    page = report(fold(tape_of(a_run_with_a_crash())), [EvalLine(slot=20, loss=2.5, batches=8, cpu_s=0.1)], 2.25)
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == []
+    assert tags.fetched == []
+    assert "cdn.plot" not in re.sub(r"<script>.*?</script>", "", page, count=1, flags=re.S)
+    for title in TITLES:
+        assert f"<h2>{title}</h2>" in page
+    assert "l1 was lost (1 time in all)" in page
+    assert "The held-out loss of the model is 2.2500." in page
+
+
+def test_report__names_are_escaped() -> None:
+    lines = tape_of(world(equal(2)))
+    lines.insert(3, MemberLine(0, "<script>x", 1, "joining", "joining", "<b>"))
+    page = report(fold(lines))
+    assert "<script>x" not in page
+    assert "&lt;script&gt;x" in page
+
+
+@pytest.mark.parametrize("count", [1, 40, 400])
+def test_report__of_a_run_that_has_hardly_begun(count: int) -> None:
+    assert "<h2>Learners</h2>" in report(fold(tape_of(world(equal(2)))[:count]))
+
+
+def test_commands__report_compare_status_advise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = write_tape(tmp_path / "first", tape_of(a_run_with_a_crash()))
+    second = write_tape(tmp_path / "second", tape_of(world(equal(2))))
+    append_eval(first, EvalLine(slot=20, loss=2.5, batches=8, cpu_s=0.1))
+    assert main(["report", str(first)]) == 0
+    assert (first / "report.html").read_text().startswith("<!doctype html>")
+    assert main(["compare", str(first), str(second), "--to", str(tmp_path / "both.html")]) == 0
+    both = (tmp_path / "both.html").read_text()
+    assert "<td>first</td>" in both
+    assert "2.5000 held-out" in both
+    capsys.readouterr()
+    assert main(["status", str(first)]) == 0
+    assert "l1" in capsys.readouterr().out
+    assert main(["status", str(first), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["phase"] == "over"
+    assert main(["advise", str(second)]) == 0
+    assert capsys.readouterr().out.startswith("nothing to change: ")
+
+
+@pytest.mark.parametrize("command", ["report", "status", "advise"])
+@pytest.mark.parametrize("what", ["missing", "empty", "damaged", "gap"])
+def test_commands__what_is_no_run(
+    command: str, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    lines = tape_of(world(equal(2), steps=24))
+    if what != "missing":
+        tape = write_tape(run_dir, [] if what == "empty" else lines) / "tape.jsonl"
+        rows = tape.read_bytes().splitlines(keepends=True)
+        if what == "damaged":
+            tape.write_bytes(b"".join([*rows[:5], b"{\n", *rows[5:]]))
+        elif what == "gap":
+            tape.write_bytes(b"".join(rows[:5] + rows[7:]))
+    assert main([command, str(run_dir)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("atoll: ")
+    assert said.err.count("\n") == 1
+
+
+def test_report__a_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_tape(tmp_path / "run", tape_of(world(equal(2), steps=24)))
+    assert main(["report", str(run), "--to", str(tmp_path / "none" / "x.html")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_evals__a_torn_last_line_is_ignored_and_damage_is_told(tmp_path: Path) -> None:
+    append_eval(tmp_path, EvalLine(slot=1, loss=3.0, batches=1, cpu_s=0.0))
+    append_eval(tmp_path, EvalLine(slot=2, loss=2.0, batches=1, cpu_s=0.0))
+    path = tmp_path / "evals.jsonl"
+    whole = path.read_bytes()
+    for stop in range(len(whole)):
+        path.write_bytes(whole[:stop])
+        assert len(read_evals(tmp_path)) == whole[:stop].count(b"\n")
+    path.write_bytes(b"x\n" + whole)
+    with pytest.raises(Exception, match="damaged"):
+        read_evals(tmp_path)

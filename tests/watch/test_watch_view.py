@@ -1,0 +1,214 @@
+"""The read model, what it warns of and what it tells, against tapes of virtual worlds."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from atoll.core.records import Record, SlotLine
+from atoll.sim.draw import draw
+from atoll.sim.faults import FaultWorld
+from atoll.sim.plan import MS, LearnerSpec, S
+from atoll.sim.world import World
+from atoll.watch.judge import advice, findings
+from atoll.watch.live import LiveView
+from atoll.watch.live import draw as draw_picture
+from atoll.watch.status import status
+from atoll.watch.story import story
+from atoll.watch.summary import fold, summarise
+from atoll.watch.view import RunView
+from atoll.watch.window import agreement, window
+from tests.watch.worlds import equal, tape_of, world
+
+
+def text_of(view: RunView, width: int) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(draw_picture(status(view), "", width))
+    return console.export_text()
+
+
+# ------------------------------------------------------------ any run
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_view__is_never_at_a_loss(seed: int) -> None:
+    """Any faults, any moment: status, findings and story can be told, and nothing is out of range."""
+    found = FaultWorld(draw(seed))
+    found.run_plan()
+    view = RunView()
+    for index, line in enumerate(tape_of(found)):
+        view.feed(line)
+        if index % 37 == 0:
+            check(view)
+    check(view)
+    assert text_of(view, 80)
+
+
+def check(view: RunView) -> None:
+    now = status(view)
+    assert 0 <= now.progress <= 1
+    assert now.kept is None or 0 <= now.kept <= 1
+    assert all(row.merged is None or 0 <= row.merged <= 1 for row in now.learners)
+    assert all(row.lag_slots is None or 0 <= row.lag_slots <= now.slot for row in now.learners)
+    assert all(finding.text for finding in findings(view))
+    assert story(view).headline
+    assert 1 <= len(advice(view)) <= 3
+
+
+def test_view__incremental_and_whole_are_the_same() -> None:
+    lines = tape_of(world(equal(3)))
+    view = RunView()
+    for line in lines:
+        view.feed(line)
+    assert status(view) == status(fold(lines))
+    assert summarise(view) == summarise(fold(lines))
+
+
+def test_history__adds_up_to_the_tape() -> None:
+    found = world([*equal(2), LearnerSpec(name="slow", step_ns=400 * MS)])
+    view = fold(tape_of(found))
+    slots = [line for line in found.records(SlotLine) if line.slot <= found.config.slots]
+    rows = [row for row in view.history.slots.values() if view.regular(row.slot)]
+    assert len(rows) == len(slots)
+    assert sum(len(row.merged) for row in rows) == sum(len(line.merged) for line in slots)
+    for name in ("l0", "l1", "slow"):
+        share = view.by_learner[name]
+        pairs = [view.history.pairs[name, piece] for piece in range(4)]
+        assert sum(pair.total for pair in pairs) == share.total
+        assert sum(pair.slots for pair in pairs) == share.slots
+
+
+def test_losses__are_means_between_points() -> None:
+    view = fold(tape_of(world(equal(2))))
+    points = view.history.losses(10)
+    assert 10 <= len(points) <= 20
+    assert all(loss == pytest.approx(1.0 / view_tokens(view), rel=1e-6) for _, _, loss in points)
+
+
+def view_tokens(view: RunView) -> float:
+    """Stand-ins have a loss of 1.0 per step."""
+    return view.tokens / view.loss_sum
+
+
+# ------------------------------------------------------------ words
+
+
+def test_story__says_who_was_lost_when_and_how_it_came_back() -> None:
+    made = World(seed=5, learners=equal(3), fragments=4, interval=8, steps=160)
+    made.at(6 * S, lambda: made.crash("l1", back_after_ns=3 * S))
+    made.run()
+    told = story(fold(tape_of(made)))
+    assert "l1 was lost (1 time in all)" in told.headline
+    mine = next(line for line in told.learners if line.startswith("l1:"))
+    assert re.search(r"Lost 6\.\d s into the run \(stream closed\) and was back after 3\.\d s as a new process\.", mine)
+    assert all("Lost" not in line for line in told.learners if not line.startswith("l1:"))
+
+
+def test_status__tells_what_the_slot_in_progress_waits_for() -> None:
+    lines = tape_of(world([*equal(2), LearnerSpec(name="slow", step_ns=900 * MS)], quorum=3))
+    view, seen = RunView(), set()
+    for line in lines:
+        view.feed(line)
+        seen |= set(status(view).slots_now)
+    waits = re.compile(r"slot \d+ \(fragment \d\) is open: 2 of 3 there; steps to go: slow \d")
+    assert any(map(waits.fullmatch, seen))
+    assert any("collected and merged" in said for said in seen)
+    assert any("waits up to" in said or "slots begin when" in said for said in seen)
+
+
+# ------------------------------------------------------------ warnings
+
+
+def test_finding__a_learner_unmerged_for_long_with_its_reason() -> None:
+    thin = LearnerSpec(name="thin", up_bytes_per_s=20_000)
+    made = world([*equal(2), thin], piece_values=10_000, overlap=1, steps=400)
+    view, kinds = RunView(), set()
+    texts = []
+    for line in tape_of(made):
+        view.feed(line)
+        for finding in findings(view):
+            kinds.add(finding.kind)
+            texts.append(finding.text)
+    assert "unmerged" in kinds
+    assert any(text.startswith("thin was not merged for") and "uplink is too slow" in text for text in texts), texts[:3]
+
+
+def test_finding__the_same_single_learner_fills_slot_after_slot() -> None:
+    slow = [LearnerSpec(name=name, step_ns=8000 * MS) for name in ("a", "b")]
+    made = world([*equal(1), *slow], quorum=1, grace_factor=0.0, steps=400)
+    view, texts = RunView(), []
+    for line in tape_of(made):
+        view.feed(line)
+        texts += [finding.text for finding in findings(view) if finding.kind == "alone"]
+    assert any(re.match(r"only l0 is merged in the last \d+ slots, with [23] ready; ", text) for text in texts)
+
+
+def outer(step_norm: float) -> RunView:
+    """A run whose outer steps are so many times the merged delta."""
+    lines: list[Record] = []
+    for line in tape_of(world(equal(3))):
+        if isinstance(line, SlotLine) and line.merged:
+            line = replace(line, delta_norm=1.0, step_norm=step_norm, follows=0.5)
+        lines.append(line)
+    return fold(lines)
+
+
+def test_finding__effective_outer_step_high() -> None:
+    assert not [f for f in findings(outer(1.4)) if f.kind == "outer step"]
+    (found,) = [f for f in findings(outer(4.0)) if f.kind == "outer step"]
+    assert found.text.startswith("the outer step is 4.0 times the merged delta")
+    assert advice(outer(4.0))[0].kind == "outer step"
+
+
+def test_advice__where_nothing_is_wrong_it_says_so_with_figures() -> None:
+    (found,) = advice(outer(1.4))
+    assert found.kind == "good"
+    assert found.text.startswith("nothing to change: participation ")
+    assert "effective outer step 1.40" in found.text
+
+
+def test_advice__too_early() -> None:
+    (found,) = advice(RunView())
+    assert found.kind == "early"
+
+
+def test_agreement__of_unit_vectors_that_share_a_part() -> None:
+    """Three vectors, pairs of cosine 0.5: each has sqrt(2/3) with their mean."""
+    view = outer(1.0)
+    row = next(row for row in view.history.slots.values() if len(row.merged) == 3)
+    row.merged = tuple(part._replace(cosine=(2 / 3) ** 0.5) for part in row.merged)
+    assert agreement(row) == pytest.approx(0.5)
+
+
+def test_window__of_no_slots_is_all_none() -> None:
+    found = window(RunView())
+    assert found.rows == []
+    assert found.participation is None
+    assert found.slot_ns is None
+
+
+# ------------------------------------------------------------ pictures
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_live__every_line_fits(width: int) -> None:
+    view = fold(tape_of(world([*equal(3), LearnerSpec(name="a-learner-with-a-long-name", step_ns=400 * MS)]))[:900])
+    text = text_of(view, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "l0" in text
+
+
+def test_live__redraws_now_and_then_and_says_lines_above() -> None:
+    now = [0.0]
+    console = Console(width=100, record=True, force_terminal=True, file=io.StringIO())
+    live = LiveView(console, clock=lambda: now[0])
+    with live:
+        for line in tape_of(world(equal(2))):
+            now[0] += 0.01
+            live.feed(line)
+    assert "learner l0 is ready" in console.export_text()
+    assert live.view.phase == "over"
