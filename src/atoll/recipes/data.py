@@ -156,7 +156,8 @@ def check_heldout(corpus: Corpus, length: int) -> None:
         )
 
 
-def _generator(seed: int, name: str, generation: int) -> np.random.Generator:
+def generator_of(seed: int, name: str, generation: int) -> np.random.Generator:
+    """Chance of one life of a learner."""
     digest = hashlib.blake2b(f"{seed}\0{name}\0{generation}".encode(), digest_size=16).digest()
     return np.random.default_rng(int.from_bytes(digest, "little"))
 
@@ -187,7 +188,7 @@ def batches(
         raise ConfigError(f"batch={batch} and length={length} must be at least 1")
     check_corpus(corpus, learners=learners, length=length)
     shard = shard_of(corpus, learner_index=learner_index, learners=learners)
-    chance = _generator(seed, name, generation)
+    chance = generator_of(seed, name, generation)
     return _draw(shard, chance, batch, length)
 
 

@@ -1,6 +1,6 @@
 """A small decoder-only transformer over bytes: RMSNorm, rotary positions, QK-norm, SwiGLU, no biases.
 
-Shapes: B batch, T positions, C width, N heads, D head width, F hidden, V vocabulary.
+Shapes: B batch, T positions, C width, N heads, D head width, F hidden, V vocabulary, E experts, K active ones, S = B*T.
 
 Sizes are chosen so that whole tensors pack evenly into fragments: no tensor is above 1/19 of the model, so P
 = 24 stays within max/mean 1.25. The head is not tied to the embedding: with 256 bytes that costs 4% of
@@ -37,17 +37,24 @@ class ModelConfig:
     """Most positions the model takes at once."""
     vocabulary: int = VOCABULARY
     """Bytes."""
+    experts: int = 1
+    """Of each block's MLP; 1: an ordinary one."""
+    active: int = 1
+    """Experts that each position goes through."""
 
     def __post_init__(self) -> None:
-        for field in ("layers", "width", "heads", "hidden", "context", "vocabulary"):
+        for field in ("layers", "width", "heads", "hidden", "context", "vocabulary", "experts", "active"):
             if getattr(self, field) < 1:
                 raise ConfigError(f"{field}={getattr(self, field)} must be at least 1")
         if self.width % (2 * self.heads):
             raise ConfigError(f"width={self.width} must be a multiple of 2*heads={2 * self.heads}")
+        if self.active > self.experts:
+            raise ConfigError(f"active={self.active} must be at most experts={self.experts}")
 
 
 MODELS = {
     "tiny": ModelConfig(layers=4, width=128, heads=4, hidden=336, context=256),
+    "tiny-moe": ModelConfig(layers=4, width=128, heads=4, hidden=168, context=256, experts=4, active=2),
     "small": ModelConfig(layers=6, width=384, heads=6, hidden=1024, context=512),
 }
 
@@ -64,10 +71,11 @@ def rotate(x_BNTD: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal self-attention with RMS-normalised queries and keys."""
+    """Self-attention with RMS-normalised queries and keys. causal: a position sees those before it."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, causal: bool = True) -> None:
         super().__init__()
+        self.causal = causal
         self.heads = config.heads
         self.query = nn.Linear(config.width, config.width, bias=False)
         self.key = nn.Linear(config.width, config.width, bias=False)
@@ -82,7 +90,7 @@ class Attention(nn.Module):
         )
         size = (query.shape[-1],)
         query, key = rotate(F.rms_norm(query, size)), rotate(F.rms_norm(key, size))
-        mixed_BNTD = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed_BNTD = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         return self.out(mixed_BNTD.transpose(1, 2).flatten(2))
 
 
@@ -100,15 +108,44 @@ class SwiGLU(nn.Module):
         return self.down(F.silu(self.gate(x_BTC)) * self.up(x_BTC))
 
 
-class Block(nn.Module):
-    """Pre-norm residual block."""
+class Experts(nn.Module):
+    """Each position goes through the `active` experts that its router prefers, weighted by a softmax over them.
+
+    `balance` of the last forward pass is E * sum_e (share of positions sent to e) * (mean router probability of e), 1
+    where all are used alike (arXiv 2101.03961); the loop adds a little of it to the loss.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.active = config.active
+        self.router = nn.Linear(config.width, config.experts, bias=False)
+        self.experts = nn.ModuleList(SwiGLU(config) for _ in range(config.experts))
+        self.balance: Tensor | None = None
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        """[B, T, C] -> [B, T, C]."""
+        x_SC = x_BTC.flatten(0, 1)
+        scores_SE = self.router(x_SC)
+        best_SK, chosen_SK = scores_SE.topk(self.active, dim=-1)
+        weight_SK = best_SK.softmax(dim=-1)
+        out_SC = torch.zeros_like(x_SC)
+        for index, expert in enumerate(self.experts):
+            row, column = (chosen_SK == index).nonzero(as_tuple=True)
+            out_SC = out_SC.index_add(0, row, expert(x_SC[row]) * weight_SK[row, column, None])
+        sent_E = F.one_hot(chosen_SK, len(self.experts)).sum(dim=1).float().mean(dim=0) / self.active
+        self.balance = len(self.experts) * (sent_E * scores_SE.softmax(dim=-1).mean(dim=0)).sum()
+        return out_SC.view_as(x_BTC)
+
+
+class Block(nn.Module):
+    """Pre-norm residual block."""
+
+    def __init__(self, config: ModelConfig, *, causal: bool = True) -> None:
+        super().__init__()
         self.attention_norm = nn.RMSNorm(config.width)
-        self.attention = Attention(config)
+        self.attention = Attention(config, causal=causal)
         self.mlp_norm = nn.RMSNorm(config.width)
-        self.mlp = SwiGLU(config)
+        self.mlp = SwiGLU(config) if config.experts == 1 else Experts(config)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         """[B, T, C] -> [B, T, C]."""
@@ -126,12 +163,18 @@ class ByteModel(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.width)
         self.lm_head = nn.Linear(config.width, config.vocabulary, bias=False)
-        self.apply(_initialise)
+        self.apply(initialise)
         for block in self.blocks:
             # A block begins as the identity: the residual stream grows from what it learns.
             nn.init.zeros_(block.attention.out.weight)
-            nn.init.zeros_(block.mlp.down.weight)
+            for mlp in [block.mlp] if config.experts == 1 else block.mlp.experts:
+                nn.init.zeros_(mlp.down.weight)
         nn.init.normal_(self.lm_head.weight, std=0.02)
+
+    def balance(self) -> Tensor | float:
+        """Mean of the blocks' in the last forward pass; 0 without experts."""
+        found = [b.mlp.balance for b in self.blocks if isinstance(b.mlp, Experts) and b.mlp.balance is not None]
+        return torch.stack(found).mean() if found else 0.0
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """int64 [B, T], T <= context -> logits [B, T, V]."""
@@ -145,7 +188,8 @@ class ByteModel(nn.Module):
         return self.lm_head(self.norm(x_BTC))
 
 
-def _initialise(module: nn.Module) -> None:
+def initialise(module: nn.Module) -> None:
+    """First weights of one layer."""
     if isinstance(module, nn.Linear):
         nn.init.normal_(module.weight, std=module.in_features**-0.5)
     elif isinstance(module, nn.Embedding):
