@@ -6,6 +6,14 @@ with status 2, without a traceback.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+BITS_MAX = 63
+SHOWN_MAX = 60
+
 
 class AtollError(Exception):
     """Base of every error that Atoll raises on purpose."""
@@ -52,3 +60,35 @@ class FinishedError(AtollError):
 
 class DivergedError(AtollError):
     """The loss of this learner is not finite."""
+
+
+# ---------------------------------------------------------------- parts of a message
+
+
+def literal(value: Any) -> str:
+    """A value as TOML has it: text, flag or number."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
+
+
+def shown(value: Any) -> str:
+    """A value of a file for a message of one line."""
+    if isinstance(value, bool | str):
+        text = literal(value)
+    elif isinstance(value, dict | list):
+        text = "a table" if isinstance(value, dict) else "a list"
+    elif isinstance(value, int) and value.bit_length() > BITS_MAX:
+        text = "a number of more than 63 bits"
+    else:
+        text = str(value)
+    return text if len(text) <= SHOWN_MAX else f"{text[: SHOWN_MAX - 3]}..."
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A remedy for an unknown word."""
+    words = list(known)
+    close = get_close_matches(word, words, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(words)}"

@@ -33,6 +33,14 @@ def test_trial__every_method_learns_and_says_what_it_cost(method: str, corpus: C
     assert (outcome.participation == 1.0) == (method == "atoll")
 
 
+def test_trial__muon_is_another_inner_optimizer(corpus: Corpus) -> None:
+    adamw, muon = (run_trial(Trial(inner=inner, settings=SETTINGS, **SHORT), corpus) for inner in ("adamw", "muon"))
+    assert muon.loss < 0.98 * math.log(256)
+    assert muon.loss != adamw.loss
+    with pytest.raises(ConfigError, match="inner='sgd' is unknown"):
+        Trial(inner="sgd")
+
+
 def test_trial__the_same_trial_has_the_same_outcome(corpus: Corpus) -> None:
     first, again = (run_trial(Trial(settings=SETTINGS, **SHORT), corpus) for _ in range(2))
     assert (first.loss, first.autocorrelation, first.agreement) == (again.loss, again.autocorrelation, again.agreement)

@@ -39,6 +39,10 @@ class LearnerCommand:
     """Of the first weights and the data order."""
     inner_lr: float | None = None
     """Peak rate of AdamW; default 1e-3."""
+    inner: str = "adamw"
+    """adamw, or muon: Muon for the hidden matrices, AdamW for embeddings, gains and head. Muon needs torch 2.9."""
+    muon_lr: float | None = None
+    """Peak rate of Muon; default 0.02."""
     slow_factor: float = 1.0
     """Each step takes so many times as long, on purpose."""
     threads: int = 1
@@ -93,6 +97,8 @@ def main(argv: Sequence[str]) -> int:
         learners=options.of,
         seed=options.seed,
         lr=options.inner_lr,
+        inner=options.inner,
+        muon_lr=options.muon_lr,
         slow=options.slow_factor,
         threads=options.threads,
     )

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import io
 import re
+import sys
 from collections.abc import Sequence
-from typing import TypeVar
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, cast
 
 import tyro
 
+from atoll.cli.config import read_options, take_flag
 from atoll.errors import ConfigError
 
 Options = TypeVar("Options")
@@ -19,19 +24,48 @@ FROM_LIST = re.compile(r"instantiated from \['([^']*)'\]")
 KINDS = {"INT": "a whole number, written in digits", "FLOAT": "a number"}
 MISSING = re.compile(r"Missing from atoll [a-z ]+: (?:(--\S+) )?(PATH|STR) (.*?)\.? \(required\)")
 POSITIONAL = {"PATH": "a path", "STR": "an argument"}
+CONFIG_HELP = "Options from a TOML file, by name: steps = 600. The command line wins."
 CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def parse(kind: type[Options], command: str, argv: Sequence[str]) -> Options:
-    """The options of `atoll COMMAND`. A wrong command line is a ConfigError of one line, like every other bad input."""
+    """The options of `atoll COMMAND`, those of `--config FILE` below those of the command line.
+
+    A wrong command line or file is a ConfigError of one line, like every other bad input.
+    """
+    path, words = take_flag(argv)
+    values: dict[str, Any] = {}
+    if path is not None:
+        read = read_options(path, kind)
+        values = read.values
+        if read.note:
+            print(f"atoll: {read.note}", file=sys.stderr, flush=True)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(kind, prog=f"atoll {command}", args=list(argv))
+            found = tyro.cli(with_config(kind), prog=f"atoll {command}", args=words, default=start(kind, values))
+            return cast(Options, found)
     except SystemExit as error:
         if error.code in (0, None):
             raise
         raise ConfigError(f"{one_line(said.getvalue())}; `atoll {command} --help` lists the options") from None
+
+
+@functools.cache
+def with_config(kind: type) -> type:
+    """`kind` with --config in its help; `take_flag` has read it before tyro looks."""
+    option = Annotated[Path | None, tyro.conf.arg(metavar="FILE.toml", help=CONFIG_HELP)]
+    field = ("config", option, None)
+    made = dataclasses.make_dataclass(kind.__name__, [field], bases=(kind,), frozen=True, kw_only=True)
+    made.__doc__ = kind.__doc__
+    return made
+
+
+def start(kind: type, values: dict[str, Any]) -> Any:
+    """What holds where the command line is silent: the file, then the defaults of `kind`."""
+    unset = dataclasses.MISSING
+    needed = [f.name for f in dataclasses.fields(kind) if f.default is unset and f.default_factory is unset]
+    return with_config(kind)(**(dict.fromkeys(needed, tyro.MISSING) | values))
 
 
 def one_line(text: str) -> str:

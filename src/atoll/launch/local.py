@@ -37,6 +37,7 @@ from atoll.launch.plan import (
 from atoll.launch.processes import Child, Patience, describe_exit, write_pids
 from atoll.recipes.data import Corpus
 from atoll.recipes.loop import TrainConfig
+from atoll.recipes.muon import MUON_LR
 from atoll.store.files import write_atomic
 from atoll.store.rundir import open_rundir, to_toml
 from atoll.store.tape import read_tape
@@ -116,6 +117,8 @@ def prepare(options: LocalOptions, environ: Mapping[str, str] = os.environ) -> P
             learners=options.learners,
             seed=options.seed,
             lr=options.inner_lr,
+            inner=options.inner,
+            muon_lr=options.muon_lr,
             slow=slow.get(name, 1.0),
             threads=part.threads,
         )
@@ -414,6 +417,8 @@ def recipe_of(plan: Plan) -> dict[str, str | int | float]:
         "batch": preset.batch,
         "length": preset.length,
         "inner_lr": preset.lr,
+        "inner": train.inner,
+        **({"muon_lr": train.muon_lr or MUON_LR} if train.inner == "muon" else {}),
     }
 
 

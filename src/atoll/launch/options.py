@@ -29,6 +29,10 @@ class LocalOptions(Method):
     """Text files and folders, or stdlib: the source of Python's own standard library."""
     inner_lr: float | None = None
     """Peak rate of the learners' AdamW; default 1e-3."""
+    inner: str = "adamw"
+    """adamw, or muon: Muon for the hidden matrices, AdamW for embeddings, gains and head. Muon needs torch 2.9."""
+    muon_lr: float | None = None
+    """Peak rate of Muon; default 0.02."""
     init: Path | None = None
     """A safetensors file to start from, such as model/model.safetensors of another run."""
     threads: int | None = None

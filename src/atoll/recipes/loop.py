@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import atoll
-from atoll.core.config import SEED_MAX
+from atoll.core.config import SEED_MAX, choice
 from atoll.errors import ConfigError, DivergedError
 from atoll.recipes.data import Corpus, batches, check_corpus, load_corpus
 from atoll.recipes.model import MODELS, build_model
+from atoll.recipes.muon import MUON_LR, RATE_SHARE, MuonAdamW, check_muon, hidden_matrices, make_muon
 from atoll.recipes.schedule import rate_factor, rewarm_factor
 
 
@@ -39,6 +40,9 @@ PRESETS = {
     "tiny": Preset(batch=8, length=128, lr=1e-3),
     "small": Preset(batch=4, length=256, lr=1e-3),
 }
+
+
+INNERS = ("adamw", "muon")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +69,10 @@ class TrainConfig:
     """Bytes per window."""
     lr: float | None = None
     """Peak learning rate."""
+    inner: str = "adamw"
+    """adamw, or muon: Muon for the hidden matrices, AdamW for the rest."""
+    muon_lr: float | None = None
+    """Peak rate of Muon; `lr` is that of the rest. None: MUON_LR."""
     warmup: float = 0.05
     """Share of the run in which the rate rises."""
     rewarm_steps: int = 20
@@ -96,8 +104,18 @@ class TrainConfig:
             raise ConfigError(f"length={length} must be at most context={context} of model={self.model!r}")
         if self.lr is not None and not 0 < self.lr < math.inf:
             raise ConfigError(f"inner_lr={self.lr} must be a finite number above 0")
+        self._check_inner()
         if not 0 <= self.warmup <= 1:
             raise ConfigError(f"warmup={self.warmup} must be from 0 to 1, a share of the run")
+
+    def _check_inner(self) -> None:
+        choice("inner", self.inner, INNERS)
+        if self.inner == "muon":
+            check_muon()
+        if self.muon_lr is not None and self.inner != "muon":
+            raise ConfigError(f"muon_lr={self.muon_lr} does nothing with inner={self.inner!r}; omit it, or use muon")
+        if self.muon_lr is not None and not 0 < self.muon_lr < math.inf:
+            raise ConfigError(f"muon_lr={self.muon_lr} must be a finite number above 0")
 
     def preset(self) -> Preset:
         """Batch, length and rate in force."""
@@ -151,7 +169,7 @@ def train(
     corpus = load_corpus(*config.data)
     check_corpus(corpus, learners=config.learners, length=preset.length)
     model = build_model(config.model, config.seed).to(config.device)
-    optimizer = make_optimizer(model, lr=preset.lr, weight_decay=config.weight_decay)
+    optimizer = optimizer_of(config, model)
     learner = (join or atoll.join)(model, optimizer, name=config.name, **options)
     rate = RateSchedule(peak=preset.lr, config=config, joined_at=learner.progress)
     tokens, steps, loss = preset.batch * preset.length, 0, math.nan
@@ -221,20 +239,33 @@ def own_batches(corpus: Corpus, config: TrainConfig, generation: int) -> Iterato
         yield inputs.to(config.device), targets.to(config.device)
 
 
-def make_optimizer(model: nn.Module, *, lr: float, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW, betas 0.9 and 0.95; weight decay on matrices only (not on gains)."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
+def optimizer_of(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer that `config` asks for."""
+    lr, decay = config.preset().lr, config.weight_decay
+    return make_optimizer(model, lr=lr, weight_decay=decay, inner=config.inner, muon_lr=config.muon_lr)
+
+
+def make_optimizer(
+    model: nn.Module, *, lr: float, weight_decay: float, inner: str = "adamw", muon_lr: float | None = None
+) -> torch.optim.Optimizer:
+    """AdamW, betas 0.9 and 0.95, or Muon with it; weight decay on matrices only (not on gains)."""
+    matrices = hidden_matrices(model) if inner == "muon" else []
+    elsewhere = {id(p) for p in matrices}
+    parameters = [p for p in model.parameters() if p.requires_grad and id(p) not in elsewhere]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(0.9, 0.95))
+    adamw = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(0.9, 0.95))
+    if inner != "muon":
+        return adamw
+    return MuonAdamW(make_muon(matrices, lr=lr, muon_lr=muon_lr or MUON_LR, weight_decay=weight_decay), adamw)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """One rate for every group."""
+    """One rate for every group; Muon's is a fixed multiple of it."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get(RATE_SHARE, 1.0)
 
 
 def train_step(

@@ -6,14 +6,12 @@ written back as it was. Parts of a nanosecond are cut off.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from decimal import Decimal
-from difflib import get_close_matches
 from math import inf, isfinite
 from typing import Any
 
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, literal, shown
 from atoll.sim.plan import FAULTS, MS, WHENS
 
 TIME_MS_MAX = 10**12
@@ -88,34 +86,6 @@ def milliseconds(time_ns: int) -> str:
     """Exact, without zeros at the end."""
     whole, rest = divmod(time_ns, MS)
     return f"{whole}.{rest:06d}".rstrip("0") if rest else str(whole)
-
-
-def literal(value: Any) -> str:
-    """A TOML value: text, flag or number."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
-
-
-def shown(value: Any) -> str:
-    """A value of a file for a message of one line."""
-    if isinstance(value, bool | str):
-        text = literal(value)
-    elif isinstance(value, dict | list):
-        text = "a table" if isinstance(value, dict) else "a list"
-    elif isinstance(value, int) and abs(value) > WHOLE_MAX:
-        text = "a number of more than 63 bits"
-    else:
-        text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def nearest(word: str, known: Any) -> str:
-    """A remedy for an unknown word."""
-    close = get_close_matches(word, list(known), n=1)
-    return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(known)}"
 
 
 TOP = (

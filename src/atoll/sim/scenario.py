@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.config import LEARNERS_MAX, RunConfig
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, literal, nearest, shown
 from atoll.sim.keys import (
     FAULT,
     LASTING,
@@ -29,9 +29,6 @@ from atoll.sim.keys import (
     TOP,
     WHOLE_MAX,
     Key,
-    literal,
-    nearest,
-    shown,
 )
 from atoll.sim.plan import FAULTS, SYNCER_FAULTS, WHENS, Fault, LearnerSpec, Plan, Site
 from atoll.sim.promises import EXPECT, SHARES, check_expectations, figures

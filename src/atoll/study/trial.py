@@ -19,13 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from atoll.core.config import choice
 from atoll.core.layout import make_layout
 from atoll.core.messages import Life
 from atoll.core.records import LifeEndLine, SlotLine
 from atoll.errors import ConfigError
 from atoll.recipes.data import Corpus, batches
 from atoll.recipes.evaluate import evaluate
-from atoll.recipes.loop import PRESETS, TrainConfig, make_optimizer, set_rate, train_step
+from atoll.recipes.loop import INNERS, PRESETS, TrainConfig, make_optimizer, set_rate, train_step
 from atoll.recipes.model import build_model
 from atoll.recipes.schedule import rate_factor
 from atoll.sim.plan import MS, LearnerSpec
@@ -51,11 +52,14 @@ class Trial:
     seed: int = 0
     lr: float = 1e-3
     """Peak rate of the inner optimizer."""
+    inner: str = "adamw"
+    """adamw or muon; Muon's own peak rate is the recipe's default."""
     settings: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ConfigError(f"method={self.method!r} is unknown; use one of {', '.join(METHODS)}")
+        choice("inner", self.inner, INNERS)
         if self.settings and self.method != "atoll":
             raise ConfigError(f"method={self.method!r} takes no settings, and has {sorted(self.settings)}")
 
@@ -101,7 +105,8 @@ class Trainee:
         self.model = build_model(trial.model, trial.seed)
         self._who = f"learner l{index}"
         self._lr = trial.lr
-        self._optimizer = make_optimizer(self.model, lr=trial.lr, weight_decay=TrainConfig.weight_decay)
+        decay = TrainConfig.weight_decay
+        self._optimizer = make_optimizer(self.model, lr=trial.lr, weight_decay=decay, inner=trial.inner)
         self._batches = batches(
             corpus,
             learner_index=index,
