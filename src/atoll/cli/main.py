@@ -18,6 +18,7 @@ COMMANDS = {
     "syncer": ("atoll.cli.syncer", "start a syncer alone; learners join it from other terminals or machines"),
     "learner": ("atoll.cli.learner", "join a syncer with one learner"),
     "evaluate": ("atoll.cli.evaluate", "loss of a run's model on held-out text"),
+    "pull": ("atoll.cli.pull", "the merged model of a run that goes on, into a file, once or regularly"),
     "sample": ("atoll.cli.sample", "text from a run's model"),
     "sim": ("atoll.cli.sim", "the core in virtual worlds: search for bugs (sim fuzz), run a scenario (sim run)"),
 }

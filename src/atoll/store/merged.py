@@ -24,7 +24,7 @@ from torch import Tensor
 
 from atoll.core.layout import Layout
 from atoll.core.messages import Version
-from atoll.errors import NothingMergedError, RunError
+from atoll.errors import NothingMergedError, OvertakenError, RunError
 from atoll.store.commits import CommitHead, commit_paths, read_head, read_theta
 from atoll.store.files import write_atomic
 from atoll.store.rundir import read_layout, read_settings
@@ -125,15 +125,15 @@ class MergedReader:
     def read(self) -> MergedModel:
         """The model as of after the newest committed slot.
 
-        NothingMergedError where there is no version 0 yet; RunError where commits are damaged, of another layout, or
-        replaced again and again faster than they can be read.
+        NothingMergedError where there is no version 0 yet; OvertakenError where commits are replaced again and again
+        faster than they can be read; RunError where they are damaged or of another layout.
         """
         layout = self._known_layout()
         for _ in range(TRIES):
             pieces = self._try_read(layout)
             if pieces is not None:
                 return assemble(self.run_id, layout, self._payload, pieces)
-        raise RunError(
+        raise OvertakenError(
             f"the commits of {self._path} were replaced {TRIES} times while they were read; "
             "try again, from a faster disk, or pull over the network"
         )
@@ -230,7 +230,7 @@ def write_merged(directory: Path, model: MergedModel) -> Path:
         "slot": str(model.slot),
         "hash": model.hash,
         "fingerprint": model.fingerprint,
-        "versions": json.dumps([list(version) for version in model.versions]),
+        "versions": json.dumps(model.versions),
         "aliases": json.dumps({name: list(aliases) for name, aliases in model.aliases.items()}),
     }
     path = merged_path(directory, model.slot)
