@@ -53,8 +53,10 @@ def main(argv: Sequence[str]) -> int:
             elif not options.quiet:
                 say(line)
 
-    outcome = LocalRun(plan, say=warn if options.quiet else say, on_record=on_record).run()
+    run = LocalRun(plan, say=warn if options.quiet else say, on_record=on_record)
+    outcome = run.run()
     extra: dict[str, Any] = {"model": options.model, "data": list(options.data), "exit": outcome.reason}
+    extra["evaluator_cpu_s"] = run.evaluator_cpu_s
     summary = close_run(plan.run_dir, console.view, plan.corpus, plan.learners[0].preset().length, extra)
     for line in closing_lines(plan.run_dir, summary, console.view):
         say(line)
