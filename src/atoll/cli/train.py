@@ -29,9 +29,11 @@ def main(argv: Sequence[str]) -> int:
     for note in plan.notes:
         warn(note)
     console = console_for(options, plan.notes)
+    run = LocalRun(plan, say=console.say, on_record=console.record)
     with console.shown():
-        outcome = LocalRun(plan, say=console.say, on_record=console.record).run()
+        outcome = run.run()
     extra: dict[str, Any] = {"model": options.model, "data": list(options.data), "exit": outcome.reason}
+    extra["evaluator_cpu_s"] = run.evaluator_cpu_s
     summary = close_run(plan.run_dir, console.view, plan.corpus, plan.learners[0].preset().length, extra)
     console.closing(closing_lines(plan.run_dir, summary, console.view), summary)
     if outcome.code == 1 or outcome.reason.startswith("killed"):

@@ -79,13 +79,20 @@ def run_learner(spec: dict[str, Any]) -> int:
     return ENDED_OK
 
 
+def evaluator(spec: dict[str, Any]) -> int:
+    """Watch the merged model of one run."""
+    from atoll.launch.evaluator import run_evaluator
+
+    return run_evaluator(spec)
+
+
 def main(argv: list[str]) -> int:
     """The exit status: 0 ended as it should, 2 an error for people, 3 diverged, 130 interrupted."""
     die_with_parent(int(argv[1]))
     spec = json.loads(argv[2])
     pin(tuple(spec.get("cores", ())))
     try:
-        return run_syncer(spec) if spec["role"] == "syncer" else run_learner(spec)
+        return {"syncer": run_syncer, "learner": run_learner, "evaluator": evaluator}[spec["role"]](spec)
     except DivergedError as error:
         print(f"atoll: {error}", file=sys.stderr)
         return ENDED_DIVERGED

@@ -17,11 +17,12 @@ from typing import Any
 
 from atoll.core.config import RunConfig
 from atoll.core.layout import balance_warning
-from atoll.core.records import PhaseLine, Record
+from atoll.core.records import PhaseLine, PublishedLine, Record
 from atoll.errors import ConfigError, RunError
 from atoll.launch.check import check_data, check_init, resolve_fragments
 from atoll.launch.child import ENDED_DIVERGED
 from atoll.launch.cores import Share, machine_cores, shares, thread_environment
+from atoll.launch.evaluator import EvalEvery, eval_every
 from atoll.launch.options import STEPS, LocalOptions
 from atoll.launch.plan import (
     START_WAIT_S,
@@ -50,6 +51,8 @@ JOIN_TIMEOUT_S = 120.0
 NAME_WAIT_S = 30.0
 GOODBYE_S = 10.0
 KILL_WAIT_S = 5.0
+EVALUATOR_GRACE_S = 0.5
+EVAL_BATCHES = 8
 LEARNERS_MAX = 256
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -76,6 +79,8 @@ class Plan:
     corpus: Corpus
     notes: tuple[str, ...]
     """Warnings for people."""
+    evals: EvalEvery | None = None
+    """None: no evaluator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,7 @@ def prepare(options: LocalOptions, environ: Mapping[str, str] = os.environ) -> P
     cores = machine_cores()
     parts = shares(options.learners, cores, options.threads)
     host, port = listen_address(options.listen)
+    evals = eval_every(options.eval_every)
     run_dir = options.run or default_run_dir(options.model)
     check_run_dir(run_dir)
     learners = tuple(
@@ -157,6 +163,7 @@ def prepare(options: LocalOptions, environ: Mapping[str, str] = os.environ) -> P
         token=token or secrets.token_urlsafe(24),
         corpus=check_data(learners[0]),
         notes=tuple(note for note in notes if note is not None),
+        evals=evals,
     )
 
 
@@ -177,6 +184,10 @@ class LocalRun:
         self._tape_bytes = 0
         self._tape_lines = 0
         self._phase = "waiting"
+        self._running_s: float | None = None
+        self._published_slot = 0
+        self._evaluator: Child | None = None
+        self._evaluator_told = False
         self._syncer_dead = ""
         self._failure = ""
 
@@ -195,6 +206,7 @@ class LocalRun:
             try:
                 return self._watch()
             finally:
+                self._end_evaluator()
                 self._kill_all()
                 self._follow()
                 self._pids_changed()
@@ -223,6 +235,7 @@ class LocalRun:
 
     def _begin(self) -> None:
         plan = self._plan
+        self._began_s = time.monotonic()
         rundir = open_rundir(plan.run_dir, plan.config.run_id)
         (plan.run_dir / "logs").mkdir(exist_ok=True)
         write_atomic(plan.run_dir / RECIPE_FILE, to_toml(recipe_of(plan)).encode())
@@ -289,6 +302,7 @@ class LocalRun:
             if self._hear_signals():
                 return Outcome(EXIT_INTERRUPTED, "killed by a second signal")
             self._look_after_learners()
+            self._look_after_evaluator()
             if not syncer.running and not self._syncer_dead:
                 if syncer.code in (0, EXIT_INTERRUPTED):
                     return self._goodbye()
@@ -326,6 +340,9 @@ class LocalRun:
             self._tape_bytes, self._tape_lines = entry.stop_bytes, entry.i + 1
             if isinstance(entry.record, PhaseLine):
                 self._phase = entry.record.phase
+                self._running_s = time.monotonic() if self._phase == "running" else self._running_s
+            if isinstance(entry.record, PublishedLine):
+                self._published_slot = max(self._published_slot, entry.record.slot)
             if entry.record is not None:
                 self._on_record(entry.record)
 
@@ -377,6 +394,59 @@ class LocalRun:
             return
         self._restart_at[name] = time.monotonic() + delay_s
         self._say(f"learner {name} ended ({how}); it is started again in {delay_s:.1f} s")
+
+    # ------------------------------------------------------------ evaluator
+
+    @property
+    def evaluator_cpu_s(self) -> float:
+        """What the evaluator has cost, once it has ended."""
+        return 0.0 if self._evaluator is None else self._evaluator.cpu_s
+
+    def _look_after_evaluator(self) -> None:
+        """Start it when its first evaluation is due, so that a short run never pays for it; say it once if it dies."""
+        if self._evaluator is None:
+            if self._evaluation_is_due():
+                self._evaluator = self._child("evaluator", self._evaluator_spec(), threads=1)
+                # It talks to nobody.
+                self._evaluator.environ = {k: v for k, v in self._evaluator.environ.items() if k != "ATOLL_TOKEN"}
+                self._evaluator.start()
+                self._pids_changed()
+        elif not self._evaluator.running and not self._evaluator_told:
+            self._evaluator_told = True
+            if self._evaluator.code:
+                said = self._evaluator.last_error()
+                how = describe_exit(self._evaluator.code) + (f": {said}" if said else "")
+                self._say(f"the evaluator ended ({how}); the run goes on without evaluations")
+
+    def _evaluation_is_due(self) -> bool:
+        evals = self._plan.evals
+        if evals is None or self._running_s is None or self._phase != "running" or self._syncer_dead:
+            return False
+        if evals.slots:
+            return self._published_slot >= evals.slots
+        return time.monotonic() - self._running_s >= evals.seconds
+
+    def _evaluator_spec(self) -> dict[str, Any]:
+        train = self._plan.learners[0]
+        assert self._plan.evals is not None
+        return {
+            "role": "evaluator",
+            "run_dir": os.fspath(self._plan.run_dir),
+            "model": train.model,
+            "data": list(train.data),
+            "length": train.preset().length,
+            "batches": EVAL_BATCHES,
+            "every": asdict(self._plan.evals),
+            "machine_cores": len(machine_cores()),
+            "began_s": self._began_s,
+        }
+
+    def _end_evaluator(self) -> None:
+        """It is never waited for."""
+        if self._evaluator is not None:
+            self._evaluator.signal(signal.SIGTERM)
+            if not self._evaluator.wait(EVALUATOR_GRACE_S):
+                self._evaluator.signal(signal.SIGKILL)
 
     # ------------------------------------------------------------ the end
 

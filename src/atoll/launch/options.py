@@ -41,6 +41,9 @@ class LocalOptions(Method):
     """NAME=FACTOR: this learner's steps take FACTOR times as long, on purpose."""
     keep_contributions: bool = False
     """Keep every contribution that is merged, for `make audit`."""
+    eval_every: str = "30s"
+    """How often the merged model is evaluated on held-out text while the run goes on: 30s, 10m, or a number of slots;
+    0: never. It comes more rarely where it would take more than 2% of the CPU. Results: evals.jsonl."""
     listen: str = "127.0.0.1:0"
     """Where the syncer listens; port 0: any free one. More learners may join there by hand."""
 

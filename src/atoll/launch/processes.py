@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -30,6 +31,9 @@ class Child:
     process: subprocess.Popen[bytes] | None = None
     started_s: float = 0.0
     starts: int = 0
+    cpu_s: float = 0.0
+    """CPU time of its lives that have ended, with that of processes they waited for. One thread looks after children:
+    what all children have used grows by that of one when it is seen to have ended."""
 
     def start(self) -> None:
         """stdin is empty, output goes to the log; Ctrl-C in the terminal reaches only the launcher."""
@@ -48,26 +52,33 @@ class Child:
 
     @property
     def running(self) -> bool:
-        return self.process is not None and self.process.poll() is None
+        return self.process is not None and self.code is None
 
     @property
     def code(self) -> int | None:
         """Exit status; negative: the signal that ended it; None while it runs or before its start."""
-        return None if self.process is None else self.process.poll()
+        if self.process is None or self.process.returncode is not None:
+            return None if self.process is None else self.process.returncode
+        before_s = children_cpu_s()
+        code = self.process.poll()
+        self.cpu_s += 0.0 if code is None else children_cpu_s() - before_s
+        return code
 
     def signal(self, number: signal.Signals) -> None:
         """Harmless when it is gone."""
-        if self.process is not None and self.process.poll() is None:
+        if self.process is not None and self.running:
             self.process.send_signal(number)
 
     def wait(self, timeout_s: float) -> bool:
         """True when it has ended in time."""
-        if self.process is None:
+        if self.process is None or not self.running:
             return True
+        before_s = children_cpu_s()
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return False
+        self.cpu_s += children_cpu_s() - before_s
         return True
 
     def last_error(self) -> str:
@@ -80,6 +91,12 @@ class Child:
             return ""
         told = [line.removeprefix(ERROR_PREFIX) for line in lines if line.startswith(ERROR_PREFIX)]
         return (told or lines or [""])[-1]
+
+
+def children_cpu_s() -> float:
+    """CPU time, user and system, of all children that have been waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def describe_exit(code: int | None) -> str:

@@ -83,6 +83,7 @@ class Lobby:
             layout = make_layout(hello.tensors, config.fragments)
             init = None if self._options.init is None else load_pieces(self._options.init, layout)
             self.rundir.write_settings(config.to_dict())
+            self.rundir.write_layout(layout)
         except (AtollError, OSError) as error:
             return Refuse("layout", str(error))
         sizes = tuple(payload_bytes(size, config.payload) for size in layout.piece_sizes)

@@ -61,6 +61,11 @@ def tensor_hash(flat: Tensor) -> str:
     return payload_hash(memoryview(flat.contiguous().numpy()).cast("B"))
 
 
+def commit_paths(directory: Path, piece: int) -> tuple[Path, ...]:
+    """Where the two commits of a piece lie."""
+    return tuple(directory / f"{piece:04d}{suffix}" for suffix in SUFFIXES)
+
+
 class Commits:
     """The commit files of one run directory."""
 
@@ -69,7 +74,7 @@ class Commits:
         self._next: dict[int, str] = {}
 
     def _path(self, piece: int, suffix: str) -> Path:
-        return self._directory / f"{piece:04d}{suffix}"
+        return commit_paths(self._directory, piece)[SUFFIXES.index(suffix)]
 
     def write(self, head: CommitHead, theta: Tensor, momentum: Tensor) -> None:
         """Replace the older file of the piece, durably. OSError (disk full) leaves both files as they were."""
@@ -81,7 +86,7 @@ class Commits:
 
     def _older(self, piece: int) -> str:
         if piece not in self._next:
-            heads = [_read_head(self._path(piece, suffix)) for suffix in SUFFIXES]
+            heads = [read_head(self._path(piece, suffix)) for suffix in SUFFIXES]
             ages = [(-1, -1) if isinstance(head, str) else tuple(head.version) for head in heads]
             self._next[piece] = SUFFIXES[ages.index(min(ages))]
         return self._next[piece]
@@ -95,19 +100,38 @@ class Commits:
         return NotCommitted(piece, tuple(r for r in results if isinstance(r, str) and r))
 
 
-def _read_head(path: Path) -> CommitHead | str:
+def read_head(path: Path) -> CommitHead | str:
     """The metadata, or in words why there is none (empty: no such file)."""
     if not path.exists():
         return ""
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
-            return msgspec.json.decode((file.metadata() or {})["commit"], type=CommitHead)
+            return _head_of(file)
     except (OSError, SafetensorError, KeyError, msgspec.DecodeError) as error:
         return f"{path.name}: {' '.join(str(error).split())}"
 
 
+def read_theta(path: Path) -> tuple[CommitHead, Tensor] | str:
+    """Metadata and Theta, fp32 [n], of one and the same file; or in words why not. Momentum is not looked at."""
+    try:
+        # One opening: between two the syncer may have put another commit in its place.
+        with safe_open(os.fspath(path), framework="pt") as file:
+            head, theta = _head_of(file), file.get_tensor("theta")
+    except (OSError, SafetensorError, KeyError, msgspec.DecodeError) as error:
+        return f"{path.name}: {' '.join(str(error).split())}"
+    if theta.dtype != torch.float32 or theta.dim() != 1:
+        return f"{path.name}: theta must be flat float32"
+    if tensor_hash(theta) != head.theta_hash:
+        return f"{path.name}: the hash does not match"
+    return head, theta
+
+
+def _head_of(file: Any) -> CommitHead:
+    return msgspec.json.decode((file.metadata() or {})["commit"], type=CommitHead)
+
+
 def _read(path: Path, piece: int) -> Committed | str:
-    head = _read_head(path)
+    head = read_head(path)
     if isinstance(head, str):
         return head
     try:

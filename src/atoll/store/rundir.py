@@ -1,6 +1,7 @@
 """A run's directory: who it belongs to, its settings, and its epochs.
 
 run.toml             resolved settings
+layout.json          the tensors of the model: names, shapes, dtypes (the split into pieces follows from them)
 tape.jsonl           every choice (store/tape.py)
 epochs/0000000001    one per life of the syncer, taken by exclusive create, holding a random name (R13)
 commits/             Theta and momentum (store/commits.py)
@@ -18,11 +19,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.errors import RunError
+import msgspec
+
+from atoll.core.layout import Layout, TensorSpec, make_layout
+from atoll.errors import AtollError, RunError
 from atoll.store.files import sync_directory, write_all, write_atomic
 
 Value = str | int | float | bool
 SETTINGS_BYTES_MAX = 1024 * 1024
+LAYOUT_BYTES_MAX = 256 * 1024 * 1024
+LAYOUT_SCHEMA = 1
 EPOCH_DIGITS = 10
 
 
@@ -32,6 +38,15 @@ class Epoch:
 
     number: int
     holder: str
+
+
+class LayoutFile(msgspec.Struct, frozen=True, kw_only=True):
+    """layout.json. Fields are only added, with defaults."""
+
+    schema: int = LAYOUT_SCHEMA
+    fingerprint: str
+    fragments: int
+    tensors: tuple[TensorSpec, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +83,11 @@ class RunDir:
                 f"settings of run {settings.get('run_id')!r} do not belong in {self.path} of {self.run_id!r}"
             )
         write_atomic(self.settings_file, to_toml(settings).encode())
+
+    def write_layout(self, layout: Layout) -> None:
+        """Write layout.json: commit files hold flat pieces, and it alone tells names and shapes."""
+        file = LayoutFile(fingerprint=layout.fingerprint, fragments=len(layout.pieces), tensors=layout.tensors())
+        write_atomic(layout_file(self.path), msgspec.json.encode(file) + b"\n")
 
     def take_epoch(self) -> Epoch:
         """The next number, by exclusive create: two syncers never get the same one."""
@@ -117,9 +137,35 @@ def read_settings(path: Path) -> dict[str, Value]:
             raise RunError(f"{file} has {file.stat().st_size} bytes; at most {SETTINGS_BYTES_MAX} are read")
         return tomllib.loads(file.read_text())
     except FileNotFoundError as error:
-        raise RunError(f"directory {path} holds no run: run.toml is missing") from error
+        raise RunError(
+            f"directory {path} holds no run: run.toml is missing; give the directory that `--run` named"
+        ) from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise RunError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def layout_file(path: Path) -> Path:
+    """layout.json of the run in directory `path`."""
+    return path / "layout.json"
+
+
+def read_layout(path: Path) -> Layout | None:
+    """The layout of the run in directory `path`; None before the first learner came. RunError where it is damaged."""
+    file = layout_file(path)
+    try:
+        if file.stat().st_size > LAYOUT_BYTES_MAX:
+            raise RunError(f"{file} has {file.stat().st_size} bytes; at most {LAYOUT_BYTES_MAX} are read")
+        found = msgspec.json.decode(file.read_bytes(), type=LayoutFile)
+        layout = make_layout(found.tensors, found.fragments)
+    except FileNotFoundError:
+        return None
+    except RunError:
+        raise
+    except (OSError, msgspec.DecodeError, AtollError) as error:
+        raise RunError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
+    if layout.fingerprint != found.fingerprint:
+        raise RunError(f"{file} is damaged: its tensors do not have the fingerprint that it names")
+    return layout
 
 
 def owner_of(path: Path) -> str | None:

@@ -1,0 +1,184 @@
+"""`atoll pull WHERE --to DIR`: the merged model of a run that goes on, once or again and again.
+
+One file per slot, `model-<slot>.safetensors`, rather than one that is replaced: whoever evaluates or serves a model can
+open the file at leisure and names what it used, and a bad model does not push out the good one before it. `--keep N`
+bounds what that takes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import tyro
+
+from atoll.cli.parse import parse
+from atoll.errors import ConfigError, NothingMergedError, OvertakenError, RunError
+
+if TYPE_CHECKING:
+    from atoll.store.merged import MergedModel
+
+POLL_S = 0.5
+SOON_S = 5.0
+"""How long until another look where there is no model yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pull:
+    """Write the merged model of a run that goes on to a file: model-<slot>.safetensors, with slot, hash, run id and the
+    version of every piece in its metadata.
+
+    The values are the published ones, which learners get (bf16 by default). The run is not slowed down by it. With
+    --every it ends by itself when the run is over.
+    """
+
+    where: tyro.conf.Positional[str]
+    """Directory of the run."""
+    to: Path
+    """Directory for the files; it is made where it is missing."""
+    every: str | None = None
+    """Pull again after so long: 30s, 10m, 2h. Without it: once."""
+    keep: int | None = None
+    """With --every: remove what this command wrote but the newest KEEP files; default: keep all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What a source had. model None: nothing newer than what was known."""
+
+    model: MergedModel | None
+    over: bool
+    """Nothing will come after it."""
+
+
+Known = tuple[str, str]
+"""(run id, versions as JSON) of the newest file."""
+
+
+class Source(Protocol):
+    """Where models come from."""
+
+    def next(self, known: Known | None, wait_s: float) -> Pulled:
+        """The model after `wait_s`, or earlier where the run is over before."""
+
+
+class DirectorySource:
+    """The directory of a run."""
+
+    def __init__(self, path: Path) -> None:
+        from atoll.store.merged import MergedReader
+
+        self._path = path
+        self._reader = MergedReader(path)
+
+    def next(self, known: Known | None, wait_s: float) -> Pulled:
+        """As Source says."""
+        deadline = time.monotonic() + wait_s
+        while not self._reader.over and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(POLL_S, left))
+        over = self._reader.over  # before reading: what is read after the end is the last
+        try:
+            versions = json.dumps(self._reader.versions())
+        except NothingMergedError:
+            if over:
+                raise RunError(f"the run in {self._path} ended before anything was merged; there is no model") from None
+            raise
+        if known == (self._reader.run_id, versions):
+            return Pulled(None, over)
+        return Pulled(self._reader.read(), over)
+
+
+def main(argv: Sequence[str]) -> int:
+    """0 where there was a model, or the run is over."""
+    options = parse(Pull, "pull", argv)
+    from atoll.launch.durations import duration_s
+
+    every_s = None if options.every is None else duration_s("every", options.every)
+    if options.keep is not None and (options.keep < 1 or every_s is None):
+        raise ConfigError(f"keep={options.keep} must be at least 1, and goes with --every")
+    source = source_of(options.where)
+    try:
+        options.to.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"to={str(options.to)!r} cannot be a directory ({error.strerror}); choose another") from error
+    return Follower(source, options.to, options.keep).run(every_s)
+
+
+def source_of(where: str) -> Source:
+    """What `where` names."""
+    return DirectorySource(Path(where))
+
+
+class Follower:
+    """Writes what a source has into a directory."""
+
+    def __init__(self, source: Source, to: Path, keep: int | None) -> None:
+        from atoll.store.merged import newest_written
+
+        self._source = source
+        self._to = to
+        self._keep = keep
+        self._written: list[Path] = []
+        self._known: Known | None = None
+        self._hash = ""
+        found = newest_written(to)
+        if found is not None:
+            self._known, self._hash = (found[1]["run_id"], found[1]["versions"]), found[1]["hash"]
+
+    def run(self, every_s: float | None) -> int:
+        """Once, or until the run is over."""
+        wait_s, told = 0.0, False
+        while True:
+            over = False
+            try:
+                pulled = self._source.next(self._known, wait_s)
+                over = pulled.over
+                self._take(pulled.model, quiet=every_s is not None)
+                wait_s = every_s or 0.0
+            except (NothingMergedError, OvertakenError) as error:
+                if every_s is None:
+                    raise
+                wait_s = min(every_s, SOON_S)
+                if not told:
+                    warn(f"{error}; waiting")
+                told = True
+            except OSError as error:
+                reason = f"the model cannot be written to {self._to}: {error.strerror or error}; make room"
+                if every_s is None or over:
+                    raise RunError(f"{reason}, or give another --to") from error
+                wait_s = every_s
+                warn(f"{reason}; trying again in {every_s:g} s")
+            if every_s is None:
+                return 0
+            if over:
+                print("the run is over", flush=True)
+                return 0
+
+    def _take(self, model: MergedModel | None, *, quiet: bool) -> None:
+        from atoll.store.merged import write_merged
+
+        if model is not None and self._known is not None and model.run_id != self._known[0]:
+            raise RunError(
+                f"{self._to} holds models of run {self._known[0]!r}, not {model.run_id!r}; choose another --to"
+            )
+        if model is None or model.hash == self._hash:
+            if not quiet:
+                print(f"nothing new: the newest model is in {self._to} already", flush=True)
+            return
+        path = write_merged(self._to, model)
+        self._known, self._hash = (model.run_id, json.dumps(model.versions)), model.hash
+        print(f"slot {model.slot}: {path}", flush=True)
+        if path not in self._written:
+            self._written.append(path)
+        while self._keep is not None and len(self._written) > self._keep:
+            self._written.pop(0).unlink(missing_ok=True)
+
+
+def warn(text: str) -> None:
+    """A line that matters, on stderr."""
+    print(f"atoll: {text}", file=sys.stderr, flush=True)
