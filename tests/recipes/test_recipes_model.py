@@ -7,7 +7,7 @@ import torch
 
 from atoll.core.layout import BALANCE_MAX, largest_balanced_fragments, make_layout
 from atoll.errors import ConfigError
-from atoll.recipes.model import MODELS, ByteModel, ModelConfig, build_model, rotate
+from atoll.recipes.model import MODELS, ByteModel, Experts, ModelConfig, build_model, rotate
 from atoll.recipes.sample import sample
 from atoll.tensors.flat import specs_of
 
@@ -82,7 +82,7 @@ def test_build_model__same_seed_same_bits_and_global_chance_is_left_alone():
 
 
 def test_model__wrong_names_lengths_and_shapes_are_refused():
-    with pytest.raises(ConfigError, match="model='huge' is unknown; use one of tiny, small"):
+    with pytest.raises(ConfigError, match="model='huge' is unknown; use one of tiny, "):
         build_model("huge", 0)
     with pytest.raises(ConfigError, match="length=13 must be at most the model's context=12"):
         nano()(torch.zeros(1, 13, dtype=torch.int64))
@@ -133,3 +133,28 @@ def test_sample__bytes_that_are_no_text_become_replacement_marks():
     with torch.no_grad():
         model.lm_head.weight.zero_()  # even odds: half of all bytes are no ASCII
     assert "�" in sample(model, "é", length=60)
+
+
+def test_experts__each_position_goes_through_its_best_and_balance_is_1_where_all_are_used_alike() -> None:
+    config = ModelConfig(layers=1, width=16, heads=2, hidden=8, context=8, experts=4, active=2)
+    layer = Experts(config)
+    x = torch.randn(3, 8, 16, generator=torch.Generator().manual_seed(1))
+    best, chosen = layer.router(x).topk(2, dim=-1)
+    every = torch.stack([expert(x) for expert in layer.experts], dim=-2)
+    picked = torch.gather(every, -2, chosen[..., None].expand(-1, -1, -1, 16))
+    expected = (picked * best.softmax(dim=-1)[..., None]).sum(dim=-2)
+    torch.testing.assert_close(layer(x), expected)
+    torch.nn.init.zeros_(layer.router.weight)
+    layer(x)
+    assert layer.balance is not None
+    assert layer.balance.item() == pytest.approx(1.0)
+
+
+def test_experts__one_of_many_that_gets_all_is_out_of_balance() -> None:
+    layer = Experts(ModelConfig(layers=1, width=16, heads=2, hidden=8, context=8, experts=4, active=1))
+    torch.nn.init.zeros_(layer.router.weight)
+    with torch.no_grad():
+        layer.router.weight[2] = 1.0
+    layer(torch.ones(1, 8, 16))
+    assert layer.balance is not None
+    assert layer.balance.item() > 3.9

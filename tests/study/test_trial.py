@@ -61,3 +61,19 @@ def test_trial__unknown_methods_and_settings_that_do_nothing_are_named() -> None
         Trial(method="sgd")
     with pytest.raises(ConfigError, match="'alone' takes no settings"):
         Trial(method="alone", settings={"fragments": 2})
+
+
+@pytest.mark.parametrize("model", ["tiny-moe", "vit-digits"])
+@pytest.mark.parametrize("method", ["atoll", "data-parallel"])
+def test_trial__other_kinds_of_model_learn_too(model: str, method: str, corpus: Corpus) -> None:
+    """A mixture of experts on text, a vision transformer on digits."""
+    settings = SETTINGS if method == "atoll" else {}
+    longer = {"steps": 40, "lr": 3e-3} if model == "vit-digits" else {}
+    outcome = run_trial(Trial(method=method, model=model, settings=settings, **{**SHORT, **longer}), corpus)
+    guess = math.log(10 if model == "vit-digits" else 256)
+    assert outcome.loss < 0.95 * guess
+
+
+def test_trial__an_unknown_model_is_named(corpus: Corpus) -> None:
+    with pytest.raises(ConfigError, match="model='huge' is unknown; use one of tiny, "):
+        run_trial(Trial(model="huge", **SHORT), corpus)

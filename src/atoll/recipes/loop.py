@@ -19,7 +19,7 @@ import atoll
 from atoll.core.config import SEED_MAX, choice
 from atoll.errors import ConfigError, DivergedError
 from atoll.recipes.data import Corpus, batches, check_corpus, load_corpus
-from atoll.recipes.model import MODELS, build_model
+from atoll.recipes.model import MODELS, ByteModel, build_model
 from atoll.recipes.muon import MUON_LR, RATE_SHARE, MuonAdamW, check_muon, hidden_matrices, make_muon
 from atoll.recipes.schedule import rate_factor, rewarm_factor
 
@@ -36,8 +36,12 @@ class Preset:
     """Peak rate of AdamW."""
 
 
+BALANCE_WEIGHT = 0.01
+"""Of the experts' balance beside the loss (arXiv 2101.03961)."""
+
 PRESETS = {
     "tiny": Preset(batch=8, length=128, lr=1e-3),
+    "tiny-moe": Preset(batch=8, length=128, lr=1e-3),
     "small": Preset(batch=4, length=256, lr=1e-3),
 }
 
@@ -277,14 +281,15 @@ def train_step(
     clip: float,
     who: str,
 ) -> float:
-    """One step on int64 [B, T] each; the loss in nats per byte. Raises DivergedError before a bad step is
-    taken."""
+    """One step on int64 [B, T] each; the loss in nats per byte, without what balances experts. Raises DivergedError
+    before a bad step is taken."""
     loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
     value = loss.item()  # device sync
     if not math.isfinite(value):
         raise DivergedError(f"loss {value} of {who} is not finite; lower the learning rate or check the data")
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    balance = model.balance() if isinstance(model, ByteModel) else 0.0
+    (loss + BALANCE_WEIGHT * balance if isinstance(balance, Tensor) else loss).backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), clip).item()  # device sync
     if not math.isfinite(norm):
         raise DivergedError(f"gradient norm {norm} of {who} is not finite; lower the learning rate")

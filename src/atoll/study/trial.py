@@ -24,20 +24,18 @@ from atoll.core.layout import make_layout
 from atoll.core.messages import Life
 from atoll.core.records import LifeEndLine, SlotLine
 from atoll.errors import ConfigError
-from atoll.recipes.data import Corpus, batches
-from atoll.recipes.evaluate import evaluate
-from atoll.recipes.loop import INNERS, PRESETS, TrainConfig, make_optimizer, set_rate, train_step
-from atoll.recipes.model import build_model
+from atoll.recipes.data import Corpus
+from atoll.recipes.loop import INNERS, TrainConfig, make_optimizer, set_rate, train_step
 from atoll.recipes.schedule import rate_factor
 from atoll.sim.plan import MS, LearnerSpec
 from atoll.sim.world import World
 from atoll.study.bodies import ModelBody, TensorShop
+from atoll.study.tasks import Task, task_of
 from atoll.tensors.flat import specs_of
 from atoll.tensors.measure import cosine
 
 METHODS = ("atoll", "data-parallel", "alone", "averaged-once")
 STEP_NS, JITTER = 100 * MS, 0.02
-EVAL_BATCHES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,40 +84,25 @@ def run_trial(trial: Trial, corpus: Corpus) -> Outcome:
     """Train and evaluate. Uses the threads that torch has; raises DivergedError where a loss is not finite."""
     started = time.perf_counter()
     run = {"atoll": _atoll, "data-parallel": _data_parallel, "alone": _alone, "averaged-once": _averaged_once}
-    model, figures = run[trial.method](trial, corpus)
-    figures.setdefault("tokens", trial.steps * _tokens(trial) * (1 if trial.method == "alone" else trial.learners))
-    loss = evaluate(model, corpus, batches=EVAL_BATCHES, length=PRESETS[trial.model].length)
-    return Outcome(loss=loss, train_s=round(time.perf_counter() - started, 1), **figures)
-
-
-def _tokens(trial: Trial) -> int:
-    preset = PRESETS[trial.model]
-    return preset.batch * preset.length
+    task = task_of(trial.model, corpus)
+    model, figures = run[trial.method](trial, task)
+    figures.setdefault("tokens", trial.steps * task.tokens * (1 if trial.method == "alone" else trial.learners))
+    return Outcome(loss=task.loss(model), train_s=round(time.perf_counter() - started, 1), **figures)
 
 
 class Trainee:
     """A model with its optimizer and its own stream of batches."""
 
-    def __init__(self, trial: Trial, corpus: Corpus, index: int) -> None:
-        preset = PRESETS[trial.model]
-        self.model = build_model(trial.model, trial.seed)
+    def __init__(self, trial: Trial, task: Task, index: int) -> None:
+        self.model = task.build(trial.seed)
         self._who = f"learner l{index}"
         self._lr = trial.lr
         decay = TrainConfig.weight_decay
         self._optimizer = make_optimizer(self.model, lr=trial.lr, weight_decay=decay, inner=trial.inner)
-        self._batches = batches(
-            corpus,
-            learner_index=index,
-            learners=trial.learners,
-            seed=trial.seed,
-            name=f"l{index}",
-            generation=1,
-            batch=preset.batch,
-            length=preset.length,
-        )
+        self._batches = task.batches(learner_index=index, learners=trial.learners, seed=trial.seed)
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """The next (inputs, targets), int64 [B, T] each."""
+        """The next (inputs, targets)."""
         return next(self._batches)
 
     def train(self, progress: float, *others: Trainee) -> None:
@@ -169,12 +152,12 @@ def _cosine(a: Tensor, b: Tensor) -> float:
     return cosine(a, b) or 0.0
 
 
-def _atoll(trial: Trial, corpus: Corpus) -> tuple[nn.Module, dict[str, Any]]:
+def _atoll(trial: Trial, task: Task) -> tuple[nn.Module, dict[str, Any]]:
     shops: list[MeasuringShop] = []
-    model = build_model(trial.model, trial.seed)
+    model = task.build(trial.seed)
 
     def make_body(world: World, life: Life) -> TraineeBody:
-        return TraineeBody(world, life, Trainee(trial, corpus, int(life.name[1:])))
+        return TraineeBody(world, life, Trainee(trial, task, int(life.name[1:])))
 
     def make_shop(world: World) -> MeasuringShop:
         shops.append(MeasuringShop(world))
@@ -183,7 +166,7 @@ def _atoll(trial: Trial, corpus: Corpus) -> tuple[nn.Module, dict[str, Any]]:
     fragments = int(trial.settings.get("fragments", 8))
     settings = {"interval": 24, **trial.settings, "fragments": fragments}
     specs = [
-        LearnerSpec(name=f"l{i}", step_ns=STEP_NS, jitter=JITTER, tokens=_tokens(trial), latency_ns=MS)
+        LearnerSpec(name=f"l{i}", step_ns=STEP_NS, jitter=JITTER, tokens=task.tokens, latency_ns=MS)
         for i in range(trial.learners)
     ]
     world = World(
@@ -214,26 +197,26 @@ def _figures(world: World, shop: MeasuringShop) -> dict[str, Any]:
 # ---------------------------------------------------------------- what it is compared with
 
 
-def _data_parallel(trial: Trial, corpus: Corpus) -> tuple[nn.Module, dict[str, Any]]:
-    first, *others = [Trainee(trial, corpus, index) for index in range(trial.learners)]
+def _data_parallel(trial: Trial, task: Task) -> tuple[nn.Module, dict[str, Any]]:
+    first, *others = [Trainee(trial, task, index) for index in range(trial.learners)]
     for step in range(trial.steps):
         first.train(step / trial.steps, *others)
     return first.model, {}
 
 
-def _trained_alone(trial: Trial, corpus: Corpus, index: int) -> nn.Module:
-    trainee = Trainee(trial, corpus, index)
+def _trained_alone(trial: Trial, task: Task, index: int) -> nn.Module:
+    trainee = Trainee(trial, task, index)
     for step in range(trial.steps):
         trainee.train(step / trial.steps)
     return trainee.model
 
 
-def _alone(trial: Trial, corpus: Corpus) -> tuple[nn.Module, dict[str, Any]]:
-    return _trained_alone(trial, corpus, 0), {}
+def _alone(trial: Trial, task: Task) -> tuple[nn.Module, dict[str, Any]]:
+    return _trained_alone(trial, task, 0), {}
 
 
-def _averaged_once(trial: Trial, corpus: Corpus) -> tuple[nn.Module, dict[str, Any]]:
-    models = [_trained_alone(trial, corpus, index) for index in range(trial.learners)]
+def _averaged_once(trial: Trial, task: Task) -> tuple[nn.Module, dict[str, Any]]:
+    models = [_trained_alone(trial, task, index) for index in range(trial.learners)]
     with torch.no_grad():
         for first, *rest in zip(*(model.parameters() for model in models), strict=True):
             first.copy_(torch.stack([first, *rest]).mean(0))
