@@ -43,6 +43,7 @@ AXES: dict[str, list[dict[str, Any]]] = {
     "merge": [{"merge": "average"}],
     "rounds": [{"interval": 8}, {"interval": 48}, {"fragments": 4}, {"fragments": 1, "interval": 24}],
     "overlap": [{"overlap": 0}, {"overlap": 6}],
+    "inner": [{"inner": "muon"}],
 }
 RATES = (5e-4, 1e-3, 2e-3)
 BASELINES = ("data-parallel", "alone", "averaged-once")
@@ -58,6 +59,8 @@ class Options:
     """Of each learner."""
     learners: int = 4
     """M."""
+    model: str = "tiny"
+    """Or tiny-moe, vit-digits."""
     seeds: int = 1
     """Of each setting."""
     candidates: tuple[str, ...] = ()
@@ -70,7 +73,7 @@ class Options:
 
 def trials(options: Options) -> Iterator[Trial]:
     """All trials of the sweep, the most telling first."""
-    common: dict[str, Any] = {"steps": options.steps, "learners": options.learners}
+    common: dict[str, Any] = {"steps": options.steps, "learners": options.learners, "model": options.model}
     settings = [BASE]
     if options.what == "screen":
         settings += [{**BASE, **change} for changes in AXES.values() for change in changes]
@@ -79,7 +82,13 @@ def trials(options: Options) -> Iterator[Trial]:
     for seed in range(options.seeds):
         for rate in RATES if options.what == "finals" else (RATES[1],):
             yield from (Trial(method=method, seed=seed, lr=rate, **common) for method in BASELINES)
-            yield from (Trial(settings=chosen, seed=seed, lr=rate, **common) for chosen in settings)
+            yield from (trial_of(chosen, seed=seed, lr=rate, **common) for chosen in settings)
+
+
+def trial_of(chosen: dict[str, Any], **common: Any) -> Trial:
+    """`inner` is the recipe's, everything else the run's."""
+    settings = {key: value for key, value in chosen.items() if key != "inner"}
+    return Trial(settings=settings, inner=chosen.get("inner", "adamw"), **common)
 
 
 def run_one(trial: Trial) -> Outcome | str:
@@ -125,26 +134,30 @@ def name_of(line: dict[str, Any]) -> str:
     """A method and how it differs from the base."""
     trial = line["trial"]
     changes = {key: value for key, value in trial["settings"].items() if BASE.get(key) != value}
+    if trial.get("inner", "adamw") != "adamw":
+        changes["inner"] = trial["inner"]
     said = " ".join(f"{key}={value}" for key, value in changes.items()) or ("base" if trial["settings"] else "")
     return f"{trial['method']} {said}".strip()
 
 
 def table(path: Path) -> Iterator[str]:
     """Markdown: the mean over seeds at the best rate of each setting, best first within each length and M."""
-    losses: dict[tuple[int, int, str], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    losses: dict[tuple[str, int, int, str], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for line in known(path):
         trial = line["trial"]
         if "loss" in line:
-            losses[trial["steps"], trial["learners"], name_of(line)][trial["lr"]].append(line["loss"])
-    yield "| steps | M | method | rate | seeds | loss | spread |"
-    yield "|---|---|---|---|---|---|---|"
-    rows = []
-    for (steps, learners, name), by_rate in losses.items():
-        rate, found = min(by_rate.items(), key=lambda item: fmean(item[1]))
+            key = (trial["model"], trial["steps"], trial["learners"], name_of(line))
+            losses[key][trial["lr"]].append(line["loss"])
+    yield "| model | steps | M | method | rate | seeds | loss | spread | to data-parallel |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    best = {key: min(by_rate.items(), key=lambda item: fmean(item[1])) for key, by_rate in losses.items()}
+    for key, (rate, found) in sorted(best.items(), key=lambda item: (*item[0][:3], fmean(item[1][1]))):
         spread = f"{stdev(found):.4f}" if len(found) > 1 else "-"
-        rows.append((steps, learners, fmean(found), f"{name} | {rate:g} | {len(found)}", spread))
-    for steps, learners, loss, text, spread in sorted(rows):
-        yield f"| {steps} | {learners} | {text} | {loss:.4f} | {spread} |"
+        beside = best.get((*key[:3], "data-parallel"))
+        gap = f"{100 * (fmean(found) / fmean(beside[1]) - 1):+.2f}%" if beside else "-"
+        model, steps, learners, name = key
+        row = (model, steps, learners, name, f"{rate:g}", len(found), f"{fmean(found):.4f}", spread, gap)
+        yield f"| {' | '.join(map(str, row))} |"
 
 
 def main() -> int:

@@ -85,7 +85,7 @@ def run_cards(charts: Charts) -> list[Card]:
         Card("Loss over time", "The same against the clock.", charts.loss("time")),
         Card(
             "Participation",
-            "Of the slots of a fragment that a learner was ready for, the share into which it was merged.",
+            "Of the slots of a fragment that a learner was ready for, the share into which it was merged, in per cent.",
             charts.participation(),
         ),
         Card("Contributions", "What became of them. Missed work is not lost: it goes in later.", charts.fates()),
