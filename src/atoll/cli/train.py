@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from atoll.cli.parse import parse
-from atoll.launch.options import LocalOptions
+from atoll.core.config import MODES, choice
+from atoll.launch.options import DATA_PARALLEL, LocalOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,12 @@ def warn(text: str) -> None:
 def main(argv: Sequence[str]) -> int:
     """Exit status of the run."""
     options = parse(Train, "train", argv)
+    choice("mode", options.mode, (*MODES, DATA_PARALLEL))
+    return train_parallel(options) if options.mode == DATA_PARALLEL else train_apart(options)
+
+
+def train_apart(options: Train) -> int:
+    """Learners and a syncer."""
     from atoll.cli.closing import close_run, closing_lines
     from atoll.core.records import NoticeLine, Record
     from atoll.launch.local import LocalRun, prepare
@@ -57,6 +65,40 @@ def main(argv: Sequence[str]) -> int:
     extra: dict[str, Any] = {"model": options.model, "data": list(options.data), "exit": outcome.reason}
     summary = close_run(plan.run_dir, console.view, plan.corpus, plan.learners[0].preset().length, extra)
     for line in closing_lines(plan.run_dir, summary, console.view):
+        say(line)
+    if outcome.code == 1 or outcome.reason.startswith("killed"):
+        warn(outcome.reason)
+    return outcome.code
+
+
+def train_parallel(options: Train) -> int:
+    """Ranks that share every gradient."""
+    from atoll.cli.closing import evaluate_run, parallel_lines, write_summary
+    from atoll.launch.parallel import ParallelRun, prepare_parallel, versions
+    from atoll.launch.plan import INTERVAL
+    from atoll.watch.parallel import StepLines, summarise_parallel
+
+    plan = prepare_parallel(options)
+    lines = StepLines(steps=plan.steps, ranks=options.learners, every=INTERVAL)
+
+    def on_step(row: Mapping[str, Any]) -> None:
+        line = lines.feed(row)
+        if line is not None and not options.quiet:
+            say(line)
+
+    started_s = time.monotonic()
+    run = ParallelRun(plan, say=warn if options.quiet else say, on_step=on_step)
+    outcome = run.run()
+    summary = summarise_parallel(
+        {name: log.rows for name, log in run.logs.items()},
+        settings=plan.settings(),
+        wall_s=time.monotonic() - started_s,
+        eval_loss=evaluate_run(plan.run_dir, plan.corpus, plan.learners[0].preset().length),
+        versions=versions(),
+        extra={"model": options.model, "data": list(options.data), "exit": outcome.reason},
+    )
+    write_summary(plan.run_dir, summary)
+    for line in parallel_lines(plan.run_dir, summary):
         say(line)
     if outcome.code == 1 or outcome.reason.startswith("killed"):
         warn(outcome.reason)
