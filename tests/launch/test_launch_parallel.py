@@ -94,9 +94,8 @@ def test_data_parallel__a_dead_rank_ends_the_run_and_is_named(tmp_path, text):
     os.kill(json.loads((tmp_path / "run/processes.json").read_text())["l2"], signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert err == (
-        "atoll: rank l2 ended (killed by SIGKILL); mode=data-parallel cannot go on without it, and no model is written\n"
-    )
+    told = "rank l2 ended (killed by SIGKILL); mode=data-parallel cannot go on without it, and no model is written"
+    assert err == f"atoll: {told}\n"
     assert not psutil.wait_procs(children, timeout=10)[1]
     assert json.loads((tmp_path / "run/summary.json").read_text())["eval_loss"] is None
 

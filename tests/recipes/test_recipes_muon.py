@@ -87,7 +87,7 @@ def test_muon__learns_within_60_steps():
         set_rate(optimizer, 1e-3 * rate_factor(step / 60, warmup=0.05))
         losses.append(train_step(model, optimizer, *next(feed), clip=1.0, who="l1"))
     assert losses[0] == pytest.approx(math.log(256), abs=0.3)
-    assert sum(losses[-10:]) / 10 < 0.7 * math.log(256)
+    assert sum(losses[-10:]) / 10 < 0.9 * math.log(256)
 
 
 def test_muon__on_a_torch_without_it_says_which_torch_has_it(monkeypatch):
