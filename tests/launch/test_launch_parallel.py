@@ -57,9 +57,8 @@ def await_steps(process: subprocess.Popen[str], run: Path, steps: int) -> list[p
 
 def reference(text: Path, steps: int) -> list[float]:
     """The same in one process: the loss of each step on the batches of both ranks together."""
-    configs = [
-        TrainConfig(name=f"l{i + 1}", run_dir=Path("none"), data=(str(text),), learner_index=i, learners=2) for i in (0, 1)
-    ]  # fmt: skip
+    common = {"run_dir": Path("none"), "data": (str(text),), "learners": 2}
+    configs = [TrainConfig(name=f"l{i + 1}", learner_index=i, **common) for i in (0, 1)]
     corpus, model = load_corpus(str(text)), build_model("tiny", 0)
     optimizer = optimizer_of(configs[0], model)
     feeds = [own_batches(corpus, config, 1) for config in configs]
