@@ -18,15 +18,20 @@ def close_run(
     run_dir: Path, view: RunView, corpus: Corpus | None, length: int, extra: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Evaluate model/ where there is one, write summary.json, return it."""
-    eval_loss = None
-    if corpus is not None and (run_dir / "model" / "manifest.json").exists():
-        from atoll.cli.saved import load_saved
-        from atoll.recipes.evaluate import evaluate
-
-        eval_loss = evaluate(load_saved(run_dir).model, corpus, length=length)
+    eval_loss = None if corpus is None else evaluate_run(run_dir, corpus, length)
     summary = summarise(view, eval_loss=eval_loss, extra=extra)
     write_summary(run_dir, summary)
     return summary
+
+
+def evaluate_run(run_dir: Path, corpus: Corpus, length: int) -> float | None:
+    """Held-out loss of model/; None where there is none."""
+    if not (run_dir / "model" / "manifest.json").exists():
+        return None
+    from atoll.cli.saved import load_saved
+    from atoll.recipes.evaluate import evaluate
+
+    return evaluate(load_saved(run_dir).model, corpus, length=length)
 
 
 def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
@@ -64,6 +69,23 @@ def closing_lines(run_dir: Path, summary: Mapping[str, Any], view: RunView) -> l
         f"{number(fragment['value'], '.3f')}, lowest learner {learner['learner']} {number(learner['value'], '.3f')}",
         f"blocked      {blocked} s; longest step() {1000 * summary['step_max_s']:.1f} ms",
         f"uptime       training {training}, merging {merging}; {count(lives, 'restart')}",
+        f"loss         {number(summary['eval_loss'], '.4f')} held-out, {number(summary['train_loss'], '.4f')} training "
+        "(nats per byte)",
+        f"model        {model if model.exists() else 'none'}",
+        f"summary      {run_dir / 'summary.json'}",
+    ]
+
+
+def parallel_lines(run_dir: Path, summary: Mapping[str, Any]) -> list[str]:
+    """The same of a run in mode=data-parallel."""
+    model = run_dir / "model" / "model.safetensors"
+    ranks = count(summary["learners"], "rank")
+    return [
+        "",
+        f"run          {summary['run_id']}, {summary['mode']}, {ranks}, seed {summary['seed']}",
+        f"length       {count(summary['steps'], 'step')}, {summary['wall_s']:.1f} s ({summary['exit']})",
+        f"tokens       {summary['tokens']['computed']:,} computed at {number(summary['tokens_per_s'], ',.0f')}/s",
+        f"blocked      all-reduce {summary['blocked_s']['all_reduce']:.2f} s, all ranks together",
         f"loss         {number(summary['eval_loss'], '.4f')} held-out, {number(summary['train_loss'], '.4f')} training "
         "(nats per byte)",
         f"model        {model if model.exists() else 'none'}",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from atoll.cli.console import Shown, console_for, warn
 from atoll.cli.parse import parse
-from atoll.launch.options import LocalOptions
+from atoll.core.config import MODES, choice
+from atoll.launch.options import DATA_PARALLEL, LocalOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,12 @@ class Train(LocalOptions, Shown):
 def main(argv: Sequence[str]) -> int:
     """Exit status of the run."""
     options = parse(Train, "train", argv)
+    choice("mode", options.mode, (*MODES, DATA_PARALLEL))
+    return train_parallel(options) if options.mode == DATA_PARALLEL else train_apart(options)
+
+
+def train_apart(options: Train) -> int:
+    """Learners and a syncer."""
     from atoll.cli.closing import close_run, closing_lines
     from atoll.launch.local import LocalRun, prepare
 
@@ -36,6 +44,41 @@ def main(argv: Sequence[str]) -> int:
     extra["evaluator_cpu_s"] = run.evaluator_cpu_s
     summary = close_run(plan.run_dir, console.view, plan.corpus, plan.learners[0].preset().length, extra)
     console.closing(closing_lines(plan.run_dir, summary, console.view), summary)
+    if outcome.code == 1 or outcome.reason.startswith("killed"):
+        warn(outcome.reason)
+    return outcome.code
+
+
+def train_parallel(options: Train) -> int:
+    """Ranks that share every gradient."""
+    from atoll.cli.closing import evaluate_run, parallel_lines, write_summary
+    from atoll.cli.console import Console, JsonConsole
+    from atoll.launch.parallel import ParallelRun, prepare_parallel, versions
+    from atoll.launch.plan import INTERVAL
+    from atoll.watch.parallel import StepLines, summarise_parallel
+
+    plan = prepare_parallel(options)
+    lines = StepLines(steps=plan.steps, ranks=options.learners, every=INTERVAL)
+
+    def on_step(row: Mapping[str, Any]) -> None:
+        line = lines.feed(row)
+        if line is not None and not (options.quiet or options.json):
+            print(line, flush=True)
+
+    started_s = time.monotonic()
+    console = JsonConsole() if options.json else Console(quiet=options.quiet)
+    run = ParallelRun(plan, say=console.say, on_step=on_step)
+    outcome = run.run()
+    summary = summarise_parallel(
+        {name: log.rows for name, log in run.logs.items()},
+        settings=plan.settings(),
+        wall_s=time.monotonic() - started_s,
+        eval_loss=evaluate_run(plan.run_dir, plan.corpus, plan.learners[0].preset().length),
+        versions=versions(),
+        extra={"model": options.model, "data": list(options.data), "exit": outcome.reason},
+    )
+    write_summary(plan.run_dir, summary)
+    console.closing(parallel_lines(plan.run_dir, summary), summary)
     if outcome.code == 1 or outcome.reason.startswith("killed"):
         warn(outcome.reason)
     return outcome.code

@@ -21,6 +21,7 @@ from atoll.launch.cores import pin
 ENDED_OK = 0
 ENDED_WRONG = 2
 ENDED_DIVERGED = 3
+ENDED_RANK_LOST = 4
 ENDED_INTERRUPTED = 130
 PR_SET_PDEATHSIG = 1
 
@@ -86,13 +87,42 @@ def evaluator(spec: dict[str, Any]) -> int:
     return run_evaluator(spec)
 
 
+def run_rank(spec: dict[str, Any]) -> int:
+    """One rank of mode=data-parallel. A signal asks it to stop; the others hear of it in the next all-reduce."""
+    asked: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda heard, frame: asked.append(heard))
+    from atoll.recipes.loop import TrainConfig
+    from atoll.recipes.parallel import RankLostError, train_parallel
+
+    train_spec = dict(spec["train"])
+    train_spec["run_dir"], train_spec["data"] = Path(train_spec["run_dir"]), tuple(train_spec["data"])
+    try:
+        result = train_parallel(
+            TrainConfig(**train_spec),
+            steps=spec["steps"],
+            rendezvous=Path(spec["rendezvous"]),
+            run_id=spec["run_id"],
+            init=Path(spec["init"]) if spec["init"] else None,
+            stopping=lambda: bool(asked),
+        )
+    except RankLostError as error:
+        print(f"atoll: {error}", file=sys.stderr)
+        return ENDED_RANK_LOST
+    print(f"{result.steps} steps, {result.tokens} tokens, last loss {result.loss:.4f}", flush=True)
+    return ENDED_OK
+
+
+ROLES = {"syncer": run_syncer, "learner": run_learner, "rank": run_rank, "evaluator": evaluator}
+
+
 def main(argv: list[str]) -> int:
-    """The exit status: 0 ended as it should, 2 an error for people, 3 diverged, 130 interrupted."""
+    """The exit status: 0 as it should, 2 an error for people, 3 diverged, 4 another rank was lost, 130 interrupted."""
     die_with_parent(int(argv[1]))
     spec = json.loads(argv[2])
     pin(tuple(spec.get("cores", ())))
     try:
-        return {"syncer": run_syncer, "learner": run_learner, "evaluator": evaluator}[spec["role"]](spec)
+        return ROLES[spec["role"]](spec)
     except DivergedError as error:
         print(f"atoll: {error}", file=sys.stderr)
         return ENDED_DIVERGED

@@ -23,7 +23,7 @@ from atoll.launch.check import check_data, check_init, resolve_fragments
 from atoll.launch.child import ENDED_DIVERGED
 from atoll.launch.cores import Share, machine_cores, shares, thread_environment
 from atoll.launch.evaluator import EvalEvery, eval_every
-from atoll.launch.options import STEPS, LocalOptions
+from atoll.launch.options import EVAL_EVERY, LISTEN, STEPS, LocalOptions
 from atoll.launch.plan import (
     START_WAIT_S,
     check_port,
@@ -101,18 +101,13 @@ def default_run_dir(model: str) -> Path:
     return path
 
 
-def prepare(options: LocalOptions, environ: Mapping[str, str] = os.environ) -> Plan:
-    """Check everything that can be checked, cheap things first. AtollError names value and remedy."""
-    if not 1 <= options.learners <= LEARNERS_MAX:
-        raise ConfigError(f"learners={options.learners} must be between 1 and {LEARNERS_MAX} on one machine")
+def learners_of(
+    options: LocalOptions, run_dir: Path, cores: tuple[int, ...]
+) -> tuple[tuple[TrainConfig, ...], list[Share]]:
+    """What each learner trains, and its share of the machine."""
     names = learner_names(options.learners)
     slow = slow_factors(options.slow, names)
-    cores = machine_cores()
     parts = shares(options.learners, cores, options.threads)
-    host, port = listen_address(options.listen)
-    evals = eval_every(options.eval_every)
-    run_dir = options.run or default_run_dir(options.model)
-    check_run_dir(run_dir)
     learners = tuple(
         TrainConfig(
             name=name,
@@ -130,14 +125,29 @@ def prepare(options: LocalOptions, environ: Mapping[str, str] = os.environ) -> P
         )
         for index, (name, part) in enumerate(zip(names, parts, strict=True))
     )
-    preset = learners[0].preset()
-    steps = steps_of(
-        options.steps,
-        options.tokens,
-        default=STEPS,
-        step_tokens=preset.batch * preset.length,
-        learners=options.learners,
+    return learners, parts
+
+
+def asked_steps(options: LocalOptions, learner: TrainConfig) -> int:
+    """Steps of each learner: `--steps`, or what `--tokens` comes to."""
+    preset = learner.preset()
+    step_tokens = preset.batch * preset.length
+    return steps_of(
+        options.steps, options.tokens, default=STEPS, step_tokens=step_tokens, learners=options.learners
     )
+
+
+def prepare(options: LocalOptions, environ: Mapping[str, str] = os.environ) -> Plan:
+    """Check everything that can be checked, cheap things first. AtollError names value and remedy."""
+    if not 1 <= options.learners <= LEARNERS_MAX:
+        raise ConfigError(f"learners={options.learners} must be between 1 and {LEARNERS_MAX} on one machine")
+    cores = machine_cores()
+    host, port = listen_address(options.listen or LISTEN)
+    evals = eval_every(EVAL_EVERY if options.eval_every is None else options.eval_every)
+    run_dir = options.run or default_run_dir(options.model)
+    check_run_dir(run_dir)
+    learners, parts = learners_of(options, run_dir, cores)
+    steps = asked_steps(options, learners[0])
     settings = method_settings(options, steps=steps, learners=options.learners, run_id=new_run_id())
     settings["start_wait_ns"] = int(START_WAIT_S * 1e9)
     config, layout = resolve_fragments(settings, options.model)
@@ -238,7 +248,7 @@ class LocalRun:
         self._began_s = time.monotonic()
         rundir = open_rundir(plan.run_dir, plan.config.run_id)
         (plan.run_dir / "logs").mkdir(exist_ok=True)
-        write_atomic(plan.run_dir / RECIPE_FILE, to_toml(recipe_of(plan)).encode())
+        write_atomic(plan.run_dir / RECIPE_FILE, to_toml(recipe_of(plan.learners[0])).encode())
         self._tape = rundir.tape
         syncer = self._child("syncer", self._syncer_spec(), threads=1)
         syncer.start()
@@ -477,9 +487,8 @@ class LocalRun:
             write_pids(self._plan.run_dir / "processes.json", self._children)
 
 
-def recipe_of(plan: Plan) -> dict[str, str | int | float]:
+def recipe_of(train: TrainConfig) -> dict[str, str | int | float]:
     """recipe.toml: what the learners train, for `atoll evaluate` and `atoll sample`."""
-    train = plan.learners[0]
     preset = train.preset()
     return {
         "model": train.model,

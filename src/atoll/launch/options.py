@@ -12,6 +12,9 @@ from atoll.launch.plan import Method
 class LocalOptions(Method):
     """One run with all its learners on this machine."""
 
+    mode: str = "decoupled"
+    """decoupled (waits for nobody), streaming or diloco (both wait for all learners), or data-parallel: no syncer, the
+    mean gradient of all learners in each step, what the others are compared with."""
     learners: int = 4
     """M: training processes, named l1 to lM."""
     fragments: int | None = None
@@ -41,11 +44,14 @@ class LocalOptions(Method):
     """NAME=FACTOR: this learner's steps take FACTOR times as long, on purpose."""
     keep_contributions: bool = False
     """Keep every contribution that is merged, for `make audit`."""
-    eval_every: str = "30s"
-    """How often the merged model is evaluated on held-out text while the run goes on: 30s, 10m, or a number of slots;
-    0: never. It comes more rarely where it would take more than 2% of the CPU. Results: evals.jsonl."""
-    listen: str = "127.0.0.1:0"
-    """Where the syncer listens; port 0: any free one. More learners may join there by hand."""
+    eval_every: str | None = None
+    """How often the merged model is evaluated on held-out text while the run goes on: 30s (default), 10m, or a number of
+    slots; 0: never. It comes more rarely where it would take more than 2% of the CPU. Results: evals.jsonl."""
+    listen: str | None = None
+    """Where the syncer listens; default 127.0.0.1:0, port 0 being any free one. More learners may join by hand."""
 
 
 STEPS = 300
+LISTEN = "127.0.0.1:0"
+EVAL_EVERY = "30s"
+DATA_PARALLEL = "data-parallel"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.core.config import MERGES, MODES, STEPS_MAX, TAKES, RunConfig, choice
+from atoll.core.config import MODES, STEPS_MAX, RunConfig, choice
 from atoll.errors import ConfigError, RunError
 
 INTERVAL = 24
@@ -36,14 +36,14 @@ class Method:
     """H: steps between two merges of the same part, a multiple of P; default 24."""
     overlap: int | None = None
     """tau: steps a transfer may take; default 2, 0 for diloco."""
-    merge: str = "rda"
-    """rda or average."""
-    take: str = "rebase"
-    """rebase keeps work done while an update was on its way; overwrite drops it (the paper)."""
-    outer_lr: float = 0.7
-    """Rate of the outer Nesterov step."""
-    outer_momentum: float = 0.5
-    """Momentum of the outer Nesterov step."""
+    merge: str | None = None
+    """rda or average; default rda."""
+    take: str | None = None
+    """rebase keeps work done while an update was on its way; overwrite drops it (the paper); default rebase."""
+    outer_lr: float | None = None
+    """Rate of the outer Nesterov step; default 0.7."""
+    outer_momentum: float | None = None
+    """Momentum of the outer Nesterov step; default 0.5."""
     seed: int = 0
     """Of the first weights and the data order."""
 
@@ -56,8 +56,6 @@ def new_run_id() -> str:
 def method_settings(method: Method, *, steps: int, learners: int, run_id: str) -> dict[str, Any]:
     """Fields of RunConfig, `fragments` only where it is decided. ConfigError where no model could make them work."""
     choice("mode", method.mode, MODES)
-    choice("merge", method.merge, MERGES)
-    choice("take", method.take, TAKES)
     if not 1 <= steps <= STEPS_MAX:
         raise ConfigError(f"steps={steps} must be between 1 and {STEPS_MAX}")
     if method.quorum is not None and not 1 <= method.quorum <= learners:
@@ -74,12 +72,10 @@ def method_settings(method: Method, *, steps: int, learners: int, run_id: str) -
         "mode": method.mode,
         "learners": learners,
         "quorum": method.quorum or 0,
-        "merge": method.merge,
-        "take": method.take,
-        "outer_lr": method.outer_lr,
-        "outer_momentum": method.outer_momentum,
         "seed": method.seed,
     }
+    given = {name: getattr(method, name) for name in ("merge", "take", "outer_lr", "outer_momentum")}
+    settings |= {name: value for name, value in given.items() if value is not None}
     if method.fragments is not None or diloco:
         settings["fragments"] = 1 if method.fragments is None else method.fragments
     RunConfig.from_dict({"fragments": 1, **settings})

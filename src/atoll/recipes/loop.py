@@ -280,16 +280,22 @@ def train_step(
     *,
     clip: float,
     who: str,
+    reduce: Callable[[float], float] | None = None,
 ) -> float:
     """One step on int64 [B, T] each; the loss in nats per byte, without what balances experts. Raises DivergedError
-    before a bad step is taken."""
+    before a bad step is taken.
+
+    reduce: makes every gradient the mean over all ranks, given this rank's loss; returns the mean loss.
+    """
     loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
     value = loss.item()  # device sync
-    if not math.isfinite(value):
-        raise DivergedError(f"loss {value} of {who} is not finite; lower the learning rate or check the data")
     optimizer.zero_grad(set_to_none=True)
     balance = model.balance() if isinstance(model, ByteModel) else 0.0
     (loss + BALANCE_WEIGHT * balance if isinstance(balance, Tensor) else loss).backward()
+    if reduce is not None:
+        value = reduce(value)  # before any check: a rank that leaves alone would keep the others waiting
+    if not math.isfinite(value):
+        raise DivergedError(f"loss {value} of {who} is not finite; lower the learning rate or check the data")
     norm = nn.utils.clip_grad_norm_(model.parameters(), clip).item()  # device sync
     if not math.isfinite(norm):
         raise DivergedError(f"gradient norm {norm} of {who} is not finite; lower the learning rate")
@@ -305,9 +311,9 @@ def open_step_log(run_dir: Path, name: str, generation: int) -> TextIO:
     return (folder / f"{name}-{generation}.jsonl").open("a", buffering=1, encoding="utf-8")
 
 
-def write_step(log: TextIO, *, step: int, tokens: int, loss: float) -> None:
+def write_step(log: TextIO, *, step: int, tokens: int, loss: float, **more: int) -> None:
     """Written before the step is reported, so that a crash never leaves a reported step without its line."""
-    log.write(json.dumps({"step": step, "tokens": tokens, "loss": loss, "t_ns": time.monotonic_ns()}) + "\n")
+    log.write(json.dumps({"step": step, "tokens": tokens, "loss": loss, "t_ns": time.monotonic_ns(), **more}) + "\n")
 
 
 def slow_factor(settings: Sequence[str], name: str) -> float:

@@ -1,0 +1,265 @@
+"""mode=data-parallel on one machine: M ranks, started, followed by their step logs, and ended together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll import __version__
+from atoll.core.config import SEED_MAX, STEPS_MAX
+from atoll.core.layout import make_layout
+from atoll.errors import ConfigError
+from atoll.launch.check import check_data, check_init
+from atoll.launch.child import ENDED_RANK_LOST
+from atoll.launch.cores import Share, machine_cores, thread_environment
+from atoll.launch.local import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    KILL_WAIT_S,
+    LEARNERS_MAX,
+    POLL_S,
+    RECIPE_FILE,
+    Outcome,
+    Say,
+    asked_steps,
+    default_run_dir,
+    learners_of,
+    recipe_of,
+)
+from atoll.launch.options import DATA_PARALLEL, LocalOptions
+from atoll.launch.plan import check_run_dir, new_run_id
+from atoll.launch.processes import Child, describe_exit, write_pids
+from atoll.recipes.data import Corpus
+from atoll.recipes.loop import TrainConfig
+from atoll.recipes.model import build_model
+from atoll.store.files import write_atomic
+from atoll.store.rundir import to_toml
+from atoll.tensors.flat import specs_of
+
+MEANINGLESS = (
+    "quorum", "fragments", "interval", "overlap", "merge", "take", "outer_lr", "outer_momentum", "keep_contributions",
+    "listen",
+)  # fmt: skip
+"""Options that say how a syncer merges, or where it is."""
+CULPRIT_WAIT_S = 2.0
+"""Ranks that lost another one may be seen to end before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelPlan:
+    """A run that was checked and can begin. Nothing is written yet."""
+
+    run_dir: Path
+    run_id: str
+    steps: int
+    seed: int
+    init: Path | None
+    learners: tuple[TrainConfig, ...]
+    shares: tuple[Share, ...]
+    corpus: Corpus
+
+    def settings(self) -> dict[str, str | int]:
+        """run.toml."""
+        return {
+            "run_id": self.run_id,
+            "mode": DATA_PARALLEL,
+            "learners": len(self.learners),
+            "steps": self.steps,
+            "seed": self.seed,
+        }
+
+
+def refuse_meaningless(options: LocalOptions) -> None:
+    """ConfigError names the first option that was given and does nothing in this mode."""
+    for name in MEANINGLESS:
+        value = getattr(options, name)
+        if value not in (None, False):
+            raise ConfigError(f"{name}={value} does nothing in mode={DATA_PARALLEL}, which has no syncer; omit it")
+
+
+def prepare_parallel(options: LocalOptions) -> ParallelPlan:
+    """Check everything that can be checked, cheap things first. AtollError names value and remedy."""
+    refuse_meaningless(options)
+    if not 1 <= options.learners <= LEARNERS_MAX:
+        raise ConfigError(f"learners={options.learners} must be between 1 and {LEARNERS_MAX} on one machine")
+    if not -SEED_MAX <= options.seed <= SEED_MAX:
+        raise ConfigError(f"seed={options.seed} must be between {-SEED_MAX} and {SEED_MAX}")
+    run_dir = options.run or default_run_dir(options.model)
+    check_run_dir(run_dir)
+    learners, parts = learners_of(options, run_dir, machine_cores())
+    steps = asked_steps(options, learners[0])
+    if not 1 <= steps <= STEPS_MAX:
+        raise ConfigError(f"steps={steps} must be between 1 and {STEPS_MAX}")
+    if options.init is not None:
+        check_init(options.init, make_layout(specs_of(build_model(options.model, 0)), 1))
+    return ParallelPlan(
+        run_dir=run_dir,
+        run_id=new_run_id(),
+        steps=steps,
+        seed=options.seed,
+        init=options.init,
+        learners=learners,
+        shares=tuple(parts),
+        corpus=check_data(learners[0]),
+    )
+
+
+def loopback() -> str:
+    """Name of the interface over which ranks of one machine talk."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if name.startswith("lo")), "lo")
+
+
+class StepLog:
+    """The rows that a rank's step log has more of at each look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+        self.rows: list[dict[str, Any]] = []
+
+    def follow(self) -> list[dict[str, Any]]:
+        """The new rows. A line that is half written waits for the next look."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as log:
+            log.seek(self._read)
+            whole, end, _ = log.read().rpartition(b"\n")
+        self._read += len(whole) + len(end)
+        new = [json.loads(line) for line in whole.splitlines()]
+        self.rows += new
+        return new
+
+
+class ParallelRun:
+    """Starts the ranks and watches them. One that dies ends the run: the others cannot step without it."""
+
+    def __init__(self, plan: ParallelPlan, *, say: Say, on_step: Callable[[Mapping[str, Any]], None]) -> None:
+        self._plan = plan
+        self._say = say
+        self._on_step = on_step
+        self._children: dict[str, Child] = {}
+        self._signals = 0
+        self._signals_seen = 0
+        self.logs = {train.name: StepLog(plan.run_dir / "steps" / f"{train.name}-1.jsonl") for train in plan.learners}
+
+    def run(self) -> Outcome:
+        """Until all ranks have ended; none is left behind."""
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        main = threading.current_thread() is threading.main_thread()
+        before = {number: signal.signal(number, self._on_signal) for number in numbers} if main else {}
+        try:
+            self._begin()
+            return self._watch()
+        finally:
+            self._kill_all()
+            self._follow()
+            self._pids_changed()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._signals += 1
+
+    def _begin(self) -> None:
+        plan = self._plan
+        plan.run_dir.mkdir(parents=True, exist_ok=True)
+        write_atomic(plan.run_dir / "run.toml", to_toml(plan.settings()).encode())
+        write_atomic(plan.run_dir / RECIPE_FILE, to_toml(recipe_of(plan.learners[0])).encode())
+        for train, share in zip(plan.learners, plan.shares, strict=True):
+            environ = thread_environment(share.threads, os.environ) | {"GLOO_SOCKET_IFNAME": loopback()}
+            log = plan.run_dir / "logs" / f"{train.name}.log"
+            child = Child(name=train.name, spec=rank_spec(plan, train, share), log=log, environ=environ)
+            self._children[train.name] = child
+            child.start()
+        self._pids_changed()
+        self._say(f"run {plan.run_id} in {plan.run_dir}: {len(plan.learners)} ranks, one mean gradient in each step")
+
+    def _watch(self) -> Outcome:
+        while True:
+            time.sleep(POLL_S)
+            self._follow()
+            if self._hear_signals():
+                return Outcome(EXIT_INTERRUPTED, "killed by a second signal")
+            dead = [child for child in self._children.values() if child.code not in (None, 0)]
+            if dead and self._signals:
+                return Outcome(EXIT_INTERRUPTED, "stopped by a signal")
+            if dead:
+                return Outcome(EXIT_FAILED, self._blame())
+            if not any(child.running for child in self._children.values()):
+                return Outcome(EXIT_INTERRUPTED, "stopped by a signal") if self._signals else Outcome(0, "finished")
+
+    def _hear_signals(self) -> bool:
+        """The first signal asks every rank to stop, and they agree on the step; True at the second."""
+        if self._signals == self._signals_seen:
+            return False
+        self._signals_seen = self._signals
+        if self._signals > 1:
+            return True
+        self._say("stopping: all ranks end after the same step and the model is written; once more kills")
+        for child in self._children.values():
+            child.signal(signal.SIGINT)
+        return False
+
+    def _follow(self) -> None:
+        for name, log in self.logs.items():
+            rows = log.follow()
+            if name == self._plan.learners[0].name:
+                for row in rows:
+                    self._on_step(row)
+
+    def _blame(self) -> str:
+        """Who died: not those who only lost another rank."""
+        deadline = time.monotonic() + CULPRIT_WAIT_S
+        while True:
+            dead = [child for child in self._children.values() if child.code not in (None, 0)]
+            guilty = [child for child in dead if child.code != ENDED_RANK_LOST]
+            if guilty or time.monotonic() > deadline:
+                break
+            time.sleep(POLL_S)
+        child = (guilty or dead)[0]
+        said = f": {child.last_error()}" if child.code is not None and child.code > 0 else ""
+        ended = f"rank {child.name} ended ({describe_exit(child.code)}){said}"
+        return f"{ended}; mode={DATA_PARALLEL} cannot go on without it, and no model is written"
+
+    def _kill_all(self) -> None:
+        """A rank in an all-reduce hears no gentle signal."""
+        for child in self._children.values():
+            child.signal(signal.SIGKILL)
+        for child in self._children.values():
+            child.wait(KILL_WAIT_S)
+
+    def _pids_changed(self) -> None:
+        if self._plan.run_dir.exists():
+            write_pids(self._plan.run_dir / "processes.json", self._children)
+
+
+def rank_spec(plan: ParallelPlan, train: TrainConfig, share: Share) -> dict[str, Any]:
+    """What a rank's process is told."""
+    config = {key: os.fspath(value) if isinstance(value, Path) else value for key, value in asdict(train).items()}
+    return {
+        "role": "rank",
+        "train": config,
+        "cores": list(share.cores),
+        "steps": plan.steps,
+        "run_id": plan.run_id,
+        "rendezvous": os.fspath((plan.run_dir / "rendezvous").absolute()),
+        "init": os.fspath(plan.init) if plan.init is not None else "",
+    }
+
+
+def versions() -> dict[str, str]:
+    """For summary.json."""
+    import platform
+
+    import torch
+
+    return {"atoll": __version__, "python": platform.python_version(), "torch": torch.__version__}

@@ -1,0 +1,85 @@
+"""summary.json of mode=data-parallel, from the ranks' step logs: the figures of `watch.summary` that have a meaning.
+
+`None` where a figure is about merging. docs/SUMMARY.md has the formulas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from atoll.watch.summary import SECOND_NS, SUMMARY_SCHEMA, ratio
+
+MERGING = (
+    "slots", "token_pieces", "work_ratio", "yield", "participation", "copy_s", "step_max_s", "gap_max_s",
+    "training_uptime", "merge_uptime", "contributions", "phase", "piece_versions",
+)  # fmt: skip
+
+
+def summarise_parallel(
+    logs: Mapping[str, Sequence[Mapping[str, Any]]],
+    *,
+    settings: Mapping[str, Any],
+    wall_s: float,
+    eval_loss: float | None,
+    versions: Mapping[str, str],
+    extra: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The content of summary.json. logs: per rank the rows of its step log."""
+    steps = min((len(rows) for rows in logs.values()), default=0)
+    computed = sum(row["tokens"] for rows in logs.values() for row in rows)
+    rows = list(next(iter(logs.values()), ()))
+    span_s = (rows[-1]["t_ns"] - rows[0]["t_ns"]) / SECOND_NS if rows else 0.0
+    waited_ns = sum(row["all_reduce_ns"] for rows in logs.values() for row in rows)
+    figures: dict[str, Any] = {
+        "schema": SUMMARY_SCHEMA,
+        "run_id": settings["run_id"],
+        "mode": settings["mode"],
+        "learners": settings["learners"],
+        "seed": settings["seed"],
+        "steps": steps,
+        "learner_steps": sum(map(len, logs.values())),
+        "wall_s": wall_s,
+        "tokens": {"computed": computed},
+        "tokens_per_s": ratio(computed * (steps - 1) / steps, span_s) if steps > 1 else None,
+        "blocked_s": {"all_reduce": waited_ns / SECOND_NS},
+        "train_loss": recent_loss(rows),
+        "eval_loss": eval_loss,
+        "lives": dict.fromkeys(logs, 1),
+        "versions": dict(versions),
+    }
+    figures |= dict.fromkeys(MERGING)
+    return figures | {key: value for key, value in extra.items() if key not in figures}
+
+
+def recent_loss(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Mean loss of the last tenth of the steps, rounded up."""
+    last = rows[-math.ceil(len(rows) / 10) :] if rows else []
+    return sum(row["loss"] for row in last) / len(last) if last else None
+
+
+class StepLines:
+    """A line for people every `every` steps."""
+
+    def __init__(self, *, steps: int, ranks: int, every: int) -> None:
+        self._steps = steps
+        self._ranks = ranks
+        self._every = every
+        self._tokens = 0
+        self._mark: tuple[int, int] | None = None
+        self._losses: list[float] = []
+
+    def feed(self, row: Mapping[str, Any]) -> str | None:
+        """The line, where this step ends an interval or the run."""
+        self._tokens += self._ranks * row["tokens"]
+        self._losses.append(row["loss"])
+        mark, self._mark = self._mark, self._mark or (row["t_ns"], self._tokens)
+        if row["step"] % self._every and row["step"] != self._steps:
+            return None
+        loss = sum(self._losses) / len(self._losses)
+        rate = ""
+        if mark is not None and row["t_ns"] > mark[0]:
+            rate = f"  {(self._tokens - mark[1]) * SECOND_NS / (row['t_ns'] - mark[0]):,.0f} tokens/s"
+        self._mark, self._losses = (row["t_ns"], self._tokens), []
+        return f"step {row['step']:,} of {self._steps:,}  loss {loss:.3f}{rate}"
