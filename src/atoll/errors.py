@@ -35,6 +35,10 @@ class JoinError(AtollError):
     """A learner could not join: no syncer, a name in use, another run, another version."""
 
 
+class SyncerGoneError(JoinError):
+    """No syncer answers at an address: it is not there (any more), or the network is down."""
+
+
 class RunOverError(JoinError):
     """The run had ended before this learner joined: nothing is left to do."""
 

@@ -8,6 +8,7 @@ bounds what that takes.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -18,12 +19,14 @@ from typing import TYPE_CHECKING, Protocol
 import tyro
 
 from atoll.cli.parse import parse
-from atoll.errors import ConfigError, NothingMergedError, OvertakenError, RunError
+from atoll.errors import ConfigError, NothingMergedError, OvertakenError, RunError, SyncerGoneError
 
 if TYPE_CHECKING:
     from atoll.store.merged import MergedModel
 
 POLL_S = 0.5
+GONE_S = 30.0
+ADDRESS = re.compile(r"[^/]+:\d{1,5}")
 SOON_S = 5.0
 """How long until another look where there is no model yet."""
 
@@ -38,11 +41,13 @@ class Pull:
     """
 
     where: tyro.conf.Positional[str]
-    """Directory of the run."""
+    """Directory of the run, or HOST:PORT of its syncer (then with ATOLL_TOKEN as for it, where it has one)."""
     to: Path
     """Directory for the files; it is made where it is missing."""
     every: str | None = None
     """Pull again after so long: 30s, 10m, 2h. Without it: once."""
+    bulk_address: str | None = None
+    """HOST:PORT of the syncer's bulk service, where that is not on the same host."""
     keep: int | None = None
     """With --every: remove what this command wrote but the newest KEEP files; default: keep all."""
 
@@ -93,6 +98,35 @@ class DirectorySource:
         return Pulled(self._reader.read(), over)
 
 
+class NetworkSource:
+    """A syncer."""
+
+    def __init__(self, address: str, bulk_address: str | None) -> None:
+        from atoll.runtime.observer import NetworkReader
+
+        self._reader = NetworkReader(address, bulk_address)
+        self._been_there = False
+
+    def next(self, known: Known | None, wait_s: float) -> Pulled:
+        """As Source says. A syncer that was there and is gone is looked for again for GONE_S."""
+        deadline = time.monotonic() + wait_s + GONE_S
+        while True:
+            try:
+                model, over = self._reader.read(wait_s, lambda run, versions: known == (run, json.dumps(versions)))
+            except SyncerGoneError as error:
+                if not self._been_there:
+                    raise
+                if time.monotonic() > deadline:
+                    raise SyncerGoneError(
+                        f"{error} It was there before: if the run is over, its model is in model/ of its directory"
+                    ) from error
+                wait_s = 0.0
+                time.sleep(POLL_S)
+                continue
+            self._been_there = True
+            return Pulled(model, over)
+
+
 def main(argv: Sequence[str]) -> int:
     """0 where there was a model, or the run is over."""
     options = parse(Pull, "pull", argv)
@@ -101,7 +135,7 @@ def main(argv: Sequence[str]) -> int:
     every_s = None if options.every is None else duration_s("every", options.every)
     if options.keep is not None and (options.keep < 1 or every_s is None):
         raise ConfigError(f"keep={options.keep} must be at least 1, and goes with --every")
-    source = source_of(options.where)
+    source = source_of(options.where, options.bulk_address)
     try:
         options.to.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -109,8 +143,12 @@ def main(argv: Sequence[str]) -> int:
     return Follower(source, options.to, options.keep).run(every_s)
 
 
-def source_of(where: str) -> Source:
-    """What `where` names."""
+def source_of(where: str, bulk_address: str | None) -> Source:
+    """A directory where there is one of this name, else a syncer where it looks like its address."""
+    if ADDRESS.fullmatch(where) and not Path(where).exists():
+        return NetworkSource(where, bulk_address)
+    if bulk_address is not None:
+        raise ConfigError(f"bulk_address={bulk_address!r} goes with the HOST:PORT of a syncer, not with {where!r}")
     return DirectorySource(Path(where))
 
 

@@ -45,8 +45,8 @@ class LocalOptions(Method):
     keep_contributions: bool = False
     """Keep every contribution that is merged, for `make audit`."""
     eval_every: str | None = None
-    """How often the merged model is evaluated on held-out text while the run goes on: 30s (default), 10m, or a number of
-    slots; 0: never. It comes more rarely where it would take more than 2% of the CPU. Results: evals.jsonl."""
+    """How often the merged model is evaluated on held-out text while the run goes on: 30s (default), 10m, or a number
+    of slots; 0: never. It comes more rarely where it would take more than 2% of the CPU. Results: evals.jsonl."""
     listen: str | None = None
     """Where the syncer listens; default 127.0.0.1:0, port 0 being any free one. More learners may join by hand."""
 

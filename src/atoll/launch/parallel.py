@@ -46,7 +46,7 @@ from atoll.tensors.flat import specs_of
 
 MEANINGLESS = (
     "quorum", "fragments", "interval", "overlap", "merge", "take", "outer_lr", "outer_momentum", "keep_contributions",
-    "listen",
+    "listen", "eval_every",
 )  # fmt: skip
 """Options that say how a syncer merges, or where it is."""
 CULPRIT_WAIT_S = 2.0

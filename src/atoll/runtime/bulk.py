@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,8 @@ class BulkService:
         self._published: dict[int, Published] = {}
         self._pacers: dict[str, Pacer] = {}
         self._progress_ns: dict[Life, int] = {}
+        self.learners_ns = 0
+        """When bytes of a learner moved last."""
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """For grpc.aio.Server.add_generic_rpc_handlers."""
@@ -109,6 +111,11 @@ class BulkService:
         incoming = self._incoming[life, piece, seq]
         assert incoming.complete
         return incoming
+
+    @property
+    def published(self) -> Mapping[int, Published]:
+        """What is served now, by piece."""
+        return self._published
 
     def publish(self, piece: int, published: Published) -> None:
         """Serve this version from now on; downloads that run go on with theirs."""
@@ -205,7 +212,7 @@ class BulkService:
         return pb.UploadResult()
 
     def _progress(self, life: Life) -> None:
-        now_ns = time.monotonic_ns()
+        now_ns = self.learners_ns = time.monotonic_ns()
         if now_ns - self._progress_ns.get(life, 0) >= PROGRESS_NS:
             self._progress_ns[life] = now_ns
             self._on_progress(life)

@@ -29,6 +29,7 @@ from atoll.errors import RunError
 from atoll.runtime.bulk import BulkService, Incoming
 from atoll.runtime.control import ControlService, Stream
 from atoll.runtime.lobby import Lobby, Opened
+from atoll.runtime.observers import Observers
 from atoll.runtime.options import Listening, SyncerOptions
 from atoll.runtime.scheduling import yield_to_training
 from atoll.runtime.workshop import Checked, Published, Workshop
@@ -94,6 +95,13 @@ class SyncerServer:
             self._on_upload,
             lambda life: self.dispatch(events.BulkProgress(life)),
         )
+        self._observers = Observers(
+            self._run_id,
+            self._token,
+            opened=lambda: self._opened,
+            published=lambda: self._bulk.published,
+            learners_ns=lambda: self._bulk.learners_ns,
+        )
         self._performers: dict[type, Callable[[Any], None]] = {
             events.Send: self._send,
             events.CloseStream: self._close_stream,
@@ -118,9 +126,11 @@ class SyncerServer:
         self._done: asyncio.Future[int] = self._loop.create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
         # Ports first: one that is in use must not leave a directory behind that looks like a run.
-        control, port = self._bind(self._control.handlers(), self._options.port, "port", control=True)
-        bulk, bulk_port = self._bind(self._bulk.handlers(), self._options.bulk_port, "bulk_port")
-        self._control.bulk_port = bulk_port
+        handlers = (self._control.handlers(), self._observers.control_handlers())
+        control, port = self._bind(handlers, self._options.port, "port", control=True)
+        bulk_handlers = (self._bulk.handlers(), self._observers.bulk_handlers())
+        bulk, bulk_port = self._bind(bulk_handlers, self._options.bulk_port, "bulk_port")
+        self._control.bulk_port = self._observers.bulk_port = bulk_port
         rundir, self._epoch = self._lobby.open_directory()
         self._tape = Tape(rundir.tape)
         try:
@@ -135,19 +145,20 @@ class SyncerServer:
         finally:
             for stream in self._control.streams.values():
                 stream.close()
+            self._observers.end(over=False)
             await asyncio.gather(*(server.stop(GOODBYE_S) for server in (control, bulk)))
             self._worker.shutdown()
             self._tape.close()
 
     def _bind(
-        self, handlers: grpc.GenericRpcHandler, port: int, name: str, *, control: bool = False
+        self, handlers: tuple[grpc.GenericRpcHandler, ...], port: int, name: str, *, control: bool = False
     ) -> tuple[grpc.aio.Server, int]:
         options = wire_channel.CONTROL_OPTIONS if control else wire_channel.BULK_OPTIONS
         server = grpc.aio.server(
             options=options + wire_channel.SERVER_OPTIONS,
             maximum_concurrent_rpcs=4 * self._options.streams_max,
         )
-        server.add_generic_rpc_handlers((handlers,))
+        server.add_generic_rpc_handlers(handlers)
         target = wire_channel.format_address(self._options.host, port)
         try:
             bound = server.add_insecure_port(target)
@@ -472,6 +483,7 @@ class SyncerServer:
         self.dispatch(events.CommitDone(action.slot))
 
     async def _run_over(self) -> None:
+        self._observers.end(over=True)
         path = await self._loop.run_in_executor(self._worker, self._workshop.export)
         if path is not None:
             self._show(f"the model is in {path}")

@@ -395,3 +395,63 @@ class DownloadChunk(_message.Message):
     header: DownloadHeader
     data: bytes
     def __init__(self, header: _Optional[_Union[DownloadHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class ObserveRequest(_message.Message):
+    __slots__ = ("protocol",)
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    def __init__(self, protocol: _Optional[int] = ...) -> None: ...
+
+class ObserveResult(_message.Message):
+    __slots__ = ("run_id", "bulk_port", "payload", "fragments", "fingerprint", "tensors")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    BULK_PORT_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    bulk_port: int
+    payload: str
+    fragments: int
+    fingerprint: str
+    tensors: _containers.RepeatedCompositeFieldContainer[TensorSpec]
+    def __init__(self, run_id: _Optional[str] = ..., bulk_port: _Optional[int] = ..., payload: _Optional[str] = ..., fragments: _Optional[int] = ..., fingerprint: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("run_id", "have", "wait_ns")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    HAVE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_NS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    have: _containers.RepeatedScalarFieldContainer[str]
+    wait_ns: int
+    def __init__(self, run_id: _Optional[str] = ..., have: _Optional[_Iterable[str]] = ..., wait_ns: _Optional[int] = ...) -> None: ...
+
+class PublishedPiece(_message.Message):
+    __slots__ = ("version", "slot", "size_bytes", "hash")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    version: Version
+    slot: int
+    size_bytes: int
+    hash: str
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., slot: _Optional[int] = ..., size_bytes: _Optional[int] = ..., hash: _Optional[str] = ...) -> None: ...
+
+class FetchHeader(_message.Message):
+    __slots__ = ("pieces", "over")
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    pieces: _containers.RepeatedCompositeFieldContainer[PublishedPiece]
+    over: bool
+    def __init__(self, pieces: _Optional[_Iterable[_Union[PublishedPiece, _Mapping]]] = ..., over: _Optional[bool] = ...) -> None: ...
+
+class FetchChunk(_message.Message):
+    __slots__ = ("header", "data")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    header: FetchHeader
+    data: bytes
+    def __init__(self, header: _Optional[_Union[FetchHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...

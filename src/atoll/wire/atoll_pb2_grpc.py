@@ -42,6 +42,11 @@ class ControlStub:
                 request_serializer=atoll_dot_wire_dot_atoll__pb2.LearnerEnvelope.SerializeToString,
                 response_deserializer=atoll_dot_wire_dot_atoll__pb2.SyncerEnvelope.FromString,
                 _registered_method=True)
+        self.Observe = channel.unary_unary(
+                '/atoll.v1.Control/Observe',
+                request_serializer=atoll_dot_wire_dot_atoll__pb2.ObserveRequest.SerializeToString,
+                response_deserializer=atoll_dot_wire_dot_atoll__pb2.ObserveResult.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -56,6 +61,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Observe(self, request, context):
+        """For observers, which are no members: what is trained, and where its bytes are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -63,6 +75,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=atoll_dot_wire_dot_atoll__pb2.LearnerEnvelope.FromString,
                     response_serializer=atoll_dot_wire_dot_atoll__pb2.SyncerEnvelope.SerializeToString,
+            ),
+            'Observe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Observe,
+                    request_deserializer=atoll_dot_wire_dot_atoll__pb2.ObserveRequest.FromString,
+                    response_serializer=atoll_dot_wire_dot_atoll__pb2.ObserveResult.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -105,6 +122,33 @@ class Control:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def Observe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Control/Observe',
+            atoll_dot_wire_dot_atoll__pb2.ObserveRequest.SerializeToString,
+            atoll_dot_wire_dot_atoll__pb2.ObserveResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class BulkStub:
     """------------------------------------------------------------------------------------------------ bulk
@@ -133,6 +177,11 @@ class BulkStub:
                 request_serializer=atoll_dot_wire_dot_atoll__pb2.DownloadRequest.SerializeToString,
                 response_deserializer=atoll_dot_wire_dot_atoll__pb2.DownloadChunk.FromString,
                 _registered_method=True)
+        self.Fetch = channel.unary_stream(
+                '/atoll.v1.Bulk/Fetch',
+                request_serializer=atoll_dot_wire_dot_atoll__pb2.FetchRequest.SerializeToString,
+                response_deserializer=atoll_dot_wire_dot_atoll__pb2.FetchChunk.FromString,
+                _registered_method=True)
 
 
 class BulkServicer:
@@ -160,6 +209,13 @@ class BulkServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Fetch(self, request, context):
+        """For observers: all pieces as they are published at one instant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BulkServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -177,6 +233,11 @@ def add_BulkServicer_to_server(servicer, server):
                     servicer.Download,
                     request_deserializer=atoll_dot_wire_dot_atoll__pb2.DownloadRequest.FromString,
                     response_serializer=atoll_dot_wire_dot_atoll__pb2.DownloadChunk.SerializeToString,
+            ),
+            'Fetch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=atoll_dot_wire_dot_atoll__pb2.FetchRequest.FromString,
+                    response_serializer=atoll_dot_wire_dot_atoll__pb2.FetchChunk.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -263,6 +324,33 @@ class Bulk:
             '/atoll.v1.Bulk/Download',
             atoll_dot_wire_dot_atoll__pb2.DownloadRequest.SerializeToString,
             atoll_dot_wire_dot_atoll__pb2.DownloadChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/atoll.v1.Bulk/Fetch',
+            atoll_dot_wire_dot_atoll__pb2.FetchRequest.SerializeToString,
+            atoll_dot_wire_dot_atoll__pb2.FetchChunk.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,163 @@
+"""Pulling from a syncer: the published bits, by whoever has the token, beside a run that does not notice."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from atoll.cli.main import main
+from atoll.core import records
+from atoll.core.layout import TensorSpec, make_layout
+from atoll.core.messages import Version
+from atoll.runtime.observers import OBSERVERS_MAX
+from atoll.store.merged import newest_written
+from atoll.store.tape import read_tape
+from atoll.wire import atoll_pb2 as pb
+from atoll.wire import convert
+from atoll.wire.convert import WireError
+from tests.runtime.test_real_run import FAST, address_of
+
+LIMIT_S = 60.0
+
+
+def refused(capsys, *argv: str) -> str:
+    assert main(["pull", *argv]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("atoll: ")
+    return lines[0]
+
+
+def metadata_of(path: Path) -> dict[str, str]:
+    with safe_open(path, framework="pt") as file:
+        return file.metadata()
+
+
+def test_pull__over_the_network__gives_what_the_directory_gives(start, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("ATOLL_TOKEN", "right")
+    syncer = start("syncer", settings={**FAST, "steps": 100_000, "learners": 1})
+    address = address_of(syncer)
+    to = tmp_path / "to"
+    assert f"nothing is merged yet at {address}: no learner has joined" in refused(capsys, address, "--to", str(to))
+    monkeypatch.setenv("ATOLL_TOKEN", "wrong")
+    told = refused(capsys, address, "--to", str(to))
+    assert "the token is missing or wrong; set ATOLL_TOKEN" in told
+    assert "wrong-" not in told
+    monkeypatch.setenv("ATOLL_TOKEN", "right")
+    codes: list[int] = []
+    command = ["pull", address, "--to", str(to), "--every", "1s"]
+    follower = threading.Thread(target=lambda: codes.append(main(command)))
+    follower.start()
+    learner = start("learner", address=address, name="a")
+    learner.expect("step", lambda line: line["n"] >= 5)
+    deadline = time.monotonic() + LIMIT_S
+    while len(list(to.glob("model-*"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    syncer.popen.send_signal(signal.SIGINT)
+    done = learner.expect("done")
+    assert syncer.wait() == 0
+    follower.join(LIMIT_S)
+    assert codes == [0]
+    assert capsys.readouterr().out.splitlines()[-1] == "the run is over"
+    found = newest_written(to)
+    assert found is not None
+    again = tmp_path / "again"
+    assert main(["pull", str(tmp_path / "run"), "--to", str(again)]) == 0
+    assert metadata_of(again / found[0].name) == found[1]
+    pulled, read = load_file(found[0]), load_file(again / found[0].name)
+    assert pulled.keys() == read.keys() == {f"{n}.{part}" for n in range(4) for part in ("weight", "bias")}
+    assert all(torch.equal(pulled[name], read[name]) for name in read)
+    flat = torch.cat([pulled[f"{n}.{part}"].reshape(-1) for n in range(4) for part in ("weight", "bias")])
+    assert convert.check_hash("hash", done["hash"]) == hash_of(flat)  # what the learner holds at its end
+    tape = [entry.record for entry in read_tape(tmp_path / "run" / "tape.jsonl")]
+    assert [line.name for line in tape if isinstance(line, records.GrantLine)] == ["a"]
+
+
+def hash_of(flat: torch.Tensor) -> str:
+    from atoll.tensors.hashing import payload_hash
+
+    return payload_hash(flat.numpy().tobytes())
+
+
+def test_pull__nobody_there__is_one_line(tmp_path, capsys) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    assert f"no syncer answers at {address} (" in refused(capsys, address, "--to", str(tmp_path))
+    told = refused(capsys, str(tmp_path), "--to", str(tmp_path), "--bulk-address", address)
+    assert "goes with the HOST:PORT of a syncer" in told
+    assert "must be HOST:PORT" in refused(capsys, "127.0.0.1:99999", "--to", str(tmp_path))
+
+
+class Context:
+    """Of a call, as far as observers need it."""
+
+    class Aborted(Exception):
+        pass
+
+    def invocation_metadata(self) -> Any:
+        return (("authorization", "Bearer t"),)
+
+    async def abort(self, code: Any, details: str) -> None:
+        raise Context.Aborted(details)
+
+    async def write(self, chunk: pb.FetchChunk) -> None:
+        raise AssertionError("nothing to write")
+
+
+def test_observers__are_bounded_in_number__and_none_waits_beyond_the_end() -> None:
+    import asyncio
+
+    from atoll.runtime.observers import Observers
+
+    class Silent(Context):
+        async def write(self, chunk: pb.FetchChunk) -> None:
+            assert chunk.header.over
+
+    async def work() -> None:
+        observers = Observers("r", "t", opened=lambda: None, published=dict, learners_ns=lambda: 0)
+        request = pb.FetchRequest(run_id="r", wait_ns=10**15)
+        waiting = [asyncio.ensure_future(observers.fetch(request, Silent())) for _ in range(OBSERVERS_MAX)]
+        await asyncio.sleep(0)
+        with pytest.raises(Context.Aborted, match=f"the syncer has {OBSERVERS_MAX} observers, its most"):
+            await observers.observe(pb.ObserveRequest(protocol=1), Context())
+        gone = waiting.pop()
+        gone.cancel()
+        await asyncio.wait([gone])
+        with pytest.raises(Context.Aborted, match="serves another run"):
+            await observers.fetch(pb.FetchRequest(run_id="other"), Context())
+        observers.end(over=True)
+        await asyncio.gather(*waiting)
+        stranger = Observers("r", "x", opened=lambda: None, published=dict, learners_ns=lambda: 0)
+        with pytest.raises(Context.Aborted, match="token"):
+            await stranger.fetch(request, Context())
+
+    asyncio.run(work())
+
+
+def test_what_observers_are_told__is_checked() -> None:
+    layout = make_layout((TensorSpec("a", (2, 3), "float32"), TensorSpec("b", (4,), "float32")), 2)
+    wire = convert.observed_to_wire("r", 7701, "bf16", layout)
+    assert convert.observed_from_wire(wire) == convert.Observed("r", 7701, "bf16", layout)
+    for field, value in (("payload", "fp8"), ("bulk_port", 0), ("fragments", 9), ("fingerprint", "0" * 32)):
+        bent = pb.ObserveResult.FromString(wire.SerializeToString())
+        setattr(bent, field, value)
+        with pytest.raises(WireError):
+            convert.observed_from_wire(bent)
+    header = pb.FetchHeader(
+        pieces=[pb.PublishedPiece(version=pb.Version(lineage=1, n=2), slot=5, size_bytes=12, hash="0" * 32)]
+    )
+    assert convert.published_from_wire(header, [12]) == ([(Version(1, 2), 5, "0" * 32)], False)
+    for sizes in ([11], [12, 12]):
+        with pytest.raises(WireError, match="do not have the sizes"):
+            convert.published_from_wire(header, sizes)
