@@ -185,7 +185,7 @@ def undisturbed(steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         run = Path(directory) / "run"
         command = [sys.executable, "-m", "atoll", "train", "--learners", str(LEARNERS), "--model", MODEL, "--quiet"]
-        command += ["--steps", str(steps), "--run", str(run), "--fragments", str(FRAGMENTS)]
+        command += ["--steps", str(steps), "--run", str(run), "--fragments", str(FRAGMENTS), "--eval-every", "0"]
         subprocess.run(command, check=True, cwd=ROOT)
         summary = json.loads((run / "summary.json").read_text())
     names = ("yield", "participation", "blocked_s", "step_max_s", "tokens_per_s", "eval_loss", "steps")
