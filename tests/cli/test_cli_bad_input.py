@@ -57,7 +57,7 @@ TRAIN = [
     (["--fragments", "50", "--interval", "50"], "fragments=50 is more than the model's"),
     (["--mode", "diloco", "--fragments", "4"], "mode=diloco needs fragments=1 and overlap=0"),
     (["--mode", "sync"], "mode='sync' is unknown; choose one of decoupled, streaming, diloco"),
-    (["--model", "huge"], "model='huge' is unknown; use one of tiny, small"),
+    (["--model", "huge"], "model='huge' is unknown; use one of tiny, tiny-moe, small"),
     (["--merge", "median"], "merge='median' is unknown; choose one of rda, average"),
     (["--take", "both"], "take='both' is unknown; choose one of overwrite, rebase"),
     (["--overlap", "-1"], "overlap=-1 must be 0 or more steps"),
@@ -168,7 +168,7 @@ def test_evaluate_and_sample__of_what_is_no_run(here, capsys):
     (here / "run" / "model").mkdir()
     (here / "run" / "model" / "manifest.json").write_text(json.dumps({"fingerprint": "?", "file_hash": "?"}))
     told = refused(capsys, "sample", "run")
-    assert "is none of tiny, small; load it: model.load_state_dict(" in told
+    assert "is none of tiny, tiny-moe, small; load it: model.load_state_dict(" in told
     assert 'load_file("run/model/model.safetensors")' in told
     (here / "run" / "model" / "manifest.json").write_text("{")
     assert "cannot be read" in refused(capsys, "sample", "run")

@@ -15,7 +15,7 @@ EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, kw_only=True)
-class SyncerCommand(Method, Shown):
+class SyncerCommand(Shown, Method):
     """Start a syncer; learners join it with `atoll learner` or `atoll.join`. No accelerator is needed.
 
     ATOLL_TOKEN (or ATOLL_TOKEN_FILE) must be set, alike here and for learners, where others than this machine can

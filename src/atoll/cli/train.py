@@ -14,7 +14,7 @@ from atoll.launch.options import DATA_PARALLEL, LocalOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(LocalOptions, Shown):
+class Train(Shown, LocalOptions):
     """Train one model with several learners and a syncer on this machine.
 
     Ctrl-C ends the run early and cleanly, with everything written; a second one kills it.
