@@ -21,6 +21,8 @@ from atoll.store.merged import MergedModel, MergedReader
 
 SHARE = 0.02
 """Of the CPU time of all cores that the run may use."""
+RESERVE_S = 0.7
+"""For looking whether there is something new, and for the end of the process: 0.5 s were seen."""
 NICE = 10
 POLL_S = 2.0
 OFF = "0"
@@ -56,7 +58,7 @@ class Budget:
 
     def earned_s(self, spent_s: float) -> float:
         """When `spent_s` of CPU time is within the budget."""
-        return self.began_s + spent_s / (self.share * self.cores)
+        return self.began_s + (spent_s + RESERVE_S) / (self.share * self.cores)
 
 
 class Evaluator:

@@ -70,7 +70,8 @@ def _faults(view: RunView) -> str:
     if not gone:
         return "No learner was lost."
     times = sum(len(absences) for absences in gone.values())
-    return f"{', '.join(sorted(gone))} {'was' if len(gone) == 1 else 'were'} lost ({count(times, 'time')} in all)."
+    often = "once" if times == 1 else f"{times} times in all"
+    return f"{', '.join(sorted(gone))} {'was' if len(gone) == 1 else 'were'} lost, {often}."
 
 
 def _learner(view: RunView, name: str) -> str:
