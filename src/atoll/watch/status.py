@@ -61,7 +61,7 @@ class Status:
 def status(view: RunView) -> Status:
     """As of the newest line that the view was fed."""
     config = view.config
-    slots = view.slots_last if view.slots_last is not None else config.slots if config else 0
+    slots = config.slots if config else 0
     computed = view.tokens * view.pieces
     learners = [_learner(view, name) for name in sorted({name for name, _ in view.lives})]
     rates = [row.tokens_per_s for row in learners if row.state == "ready" and row.tokens_per_s]

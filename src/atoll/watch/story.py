@@ -42,14 +42,13 @@ def _headline(view: RunView, eval_loss: float | None) -> str:
     if view.config is None or view.first_ns is None or view.last_ns is None:
         return "Nothing has happened yet."
     names = {name for name, _ in view.lives}
-    slots = view.slots_last if view.slots_last is not None and not view.stopped else view.config.slots
     wall = duration((view.last_ns - view.first_ns) / 1e9)
     done = "finished" if view.slots_closed >= view.config.slots else "was stopped" if view.stopped else "has come to"
     kept = weighted_tokens(view, piece_books(view))
     part = f"{100 * kept['merged'] / kept['computed']:.1f}% of their work is in the model" if kept["computed"] else ""
     said = [
         f"{count(len(names), 'learner')} trained in mode {view.config.mode} for {wall}; the run {done} at slot "
-        f"{view.slots_closed} of {slots}.",
+        f"{view.slots_closed} of {view.config.slots}.",
         f"They computed {view.tokens:,} tokens; {part}." if part else "",
         _losses(view, eval_loss),
         _faults(view),
