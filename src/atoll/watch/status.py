@@ -130,8 +130,7 @@ def slots_now(view: RunView) -> list[str]:
     if view.phase != "running":
         return [f"the run is {view.phase}: {view.end_reason}" if view.end_reason else f"the run is {view.phase}"]
     assert view.config is not None
-    unsettled = [r for r in view.history.slots.values() if r.closed_ns and not r.settled_ns and view.regular(r.slot)]
-    said = [_collecting(row) for row in sorted(unsettled, key=lambda r: r.slot)[-OPEN_MOST:]]
+    said = [_collecting(view.history.slots[slot]) for slot in view.unsettled()[-OPEN_MOST:]]
     current = view.history.slots.get(view.reached)
     if current is not None and not current.closed_ns:
         said.append(_grace(current))

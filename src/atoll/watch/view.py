@@ -125,6 +125,10 @@ class RunView:
         """Names of the learners that are ready now."""
         return sorted(name for (name, _), life in self.lives.items() if life.state == "ready")
 
+    def unsettled(self) -> list[int]:
+        """Regular slots that are closed and not merged yet."""
+        return sorted(slot for slot in self._closed if self.regular(slot))
+
     def regular(self, slot: int) -> bool:
         """False for the slots of the finish."""
         last = self.slots_last if self.slots_last is not None else self.config.slots if self.config else 0
