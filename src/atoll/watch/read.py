@@ -17,7 +17,9 @@ class Follower:
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / "tape.jsonl"
         if not self._path.is_file():
-            raise RunError(f"directory {run_dir} holds no run: tape.jsonl is missing; give the directory of a run")
+            raise RunError(
+                f"directory {run_dir} has no tape.jsonl; give the directory of a run (of mode data-parallel it has none)"
+            )
         self._stop_bytes = 0
         self._next = 0
 
