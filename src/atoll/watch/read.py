@@ -18,7 +18,7 @@ class Follower:
         self._path = run_dir / "tape.jsonl"
         if not self._path.is_file():
             raise RunError(
-                f"directory {run_dir} has no tape.jsonl; give the directory of a run (of mode data-parallel it has none)"
+                f"directory {run_dir} has no tape.jsonl; give the directory of a run (data-parallel has none)"
             )
         self._stop_bytes = 0
         self._next = 0
