@@ -9,12 +9,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from atoll.core.records import Record, SlotLine
+from atoll.core.records import FateLine, Record, SlotLine
 from atoll.sim.draw import draw
 from atoll.sim.faults import FaultWorld
 from atoll.sim.plan import MS, LearnerSpec, S
 from atoll.sim.world import World
-from atoll.watch.judge import advice, findings
+from atoll.watch.history import NUMBERS
+from atoll.watch.judge import REMEDIES, advice, findings
 from atoll.watch.live import LiveView
 from atoll.watch.live import draw as draw_picture
 from atoll.watch.status import status
@@ -189,6 +190,18 @@ def test_window__of_no_slots_is_all_none() -> None:
     assert found.rows == []
     assert found.participation is None
     assert found.slot_ns is None
+
+
+def test_remedies__are_for_reasons_that_the_core_gives() -> None:
+    """A reason that is worded anew in the core would lose its remedy without a word."""
+    given: set[str] = set()
+    for seed in range(60):
+        found = FaultWorld(draw(seed))
+        found.run_plan()
+        given |= {NUMBERS.sub("#", line.reason) for line in found.records(FateLine)}
+        if given >= REMEDIES.keys():
+            return
+    raise AssertionError(REMEDIES.keys() - given)
 
 
 # ------------------------------------------------------------ pictures

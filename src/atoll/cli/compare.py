@@ -1,5 +1,38 @@
-"""`atoll compare RUN RUN...`."""
+"""`atoll compare RUN RUN...`: several runs on one page, overlaid."""
 
-from atoll.cli.report import main_compare as main
+from __future__ import annotations
 
-__all__ = ["main"]
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from atoll.cli.parse import parse
+from atoll.cli.report import pages, write
+from atoll.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Write a page on which several runs are overlaid."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Directories of the runs."""
+    to: Path = Path("compare.html")
+    """The file."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """0 where the page is written."""
+    options = parse(Compare, "compare", argv)
+    if len(options.runs) < 2:
+        raise ConfigError("compare takes two runs or more; `atoll report RUN` shows one")
+    from atoll.store.evals import read_evals
+    from atoll.watch.read import fold_run
+
+    names = [run.resolve().name for run in options.runs]
+    unique = names if len(set(names)) == len(names) else [str(run) for run in options.runs]
+    found = [(name, fold_run(run), read_evals(run)) for name, run in zip(unique, options.runs, strict=True)]
+    print(write(options.to, pages().compare(found)))
+    return 0

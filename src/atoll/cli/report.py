@@ -1,4 +1,4 @@
-"""`atoll report RUN`: a run as one page of HTML. `atoll compare RUN RUN...`: several, overlaid."""
+"""`atoll report RUN`: a run as one page of HTML."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import tyro
 
@@ -25,47 +26,20 @@ class Report:
     """The file; default: report.html in the run's directory."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compare:
-    """Write a page on which several runs are overlaid."""
-
-    runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Directories of the runs."""
-    to: Path = Path("compare.html")
-    """The file."""
-
-
 def main(argv: Sequence[str]) -> int:
-    """`atoll report`."""
+    """0 where the page is written."""
     options = parse(Report, "report", argv)
-    pages = _pages()
     from atoll.store.evals import read_evals
     from atoll.watch.read import fold_run
 
     view = fold_run(options.run)
-    page = pages.report(view, read_evals(options.run), final_loss(options.run))
+    page = pages().report(view, read_evals(options.run), final_loss(options.run))
     print(write(options.to or options.run / "report.html", page))
     return 0
 
 
-def main_compare(argv: Sequence[str]) -> int:
-    """`atoll compare`."""
-    options = parse(Compare, "compare", argv)
-    if len(options.runs) < 2:
-        raise ConfigError("compare takes two runs or more; `atoll report RUN` shows one")
-    pages = _pages()
-    from atoll.store.evals import read_evals
-    from atoll.watch.read import fold_run
-
-    names = [run.resolve().name for run in options.runs]
-    unique = names if len(set(names)) == len(names) else [str(run) for run in options.runs]
-    found = [(name, fold_run(run), read_evals(run)) for name, run in zip(unique, options.runs, strict=True)]
-    print(write(options.to, pages.compare(found)))
-    return 0
-
-
-def _pages():  # type: ignore[no-untyped-def]
-    """watch.report, which needs an extra."""
+def pages() -> ModuleType:
+    """watch.report; ConfigError where its extra is missing."""
     try:
         from atoll.watch import report
     except ModuleNotFoundError as error:

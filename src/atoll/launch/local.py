@@ -7,10 +7,8 @@ import os
 import secrets
 import shutil
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +33,7 @@ from atoll.launch.plan import (
     slow_factors,
     steps_of,
 )
-from atoll.launch.processes import Child, Patience, describe_exit, write_pids
+from atoll.launch.processes import Child, Patience, Signals, describe_exit, write_pids
 from atoll.recipes.data import Corpus
 from atoll.recipes.loop import TrainConfig
 from atoll.recipes.muon import MUON_LR
@@ -189,8 +187,7 @@ class LocalRun:
         self._restart_at: dict[str, float] = {}
         self._done: set[str] = set()
         self._diverged: set[str] = set()
-        self._signals = 0
-        self._signals_seen = 0
+        self._signals = Signals()
         self._tape_bytes = 0
         self._tape_lines = 0
         self._phase = "waiting"
@@ -205,7 +202,7 @@ class LocalRun:
 
     def run(self) -> Outcome:
         """Until the run is over. RunError where it could not start: then nothing of it is left behind."""
-        with self._signal_handlers():
+        with self._signals:
             existed = self._plan.run_dir.exists()
             try:
                 self._begin()
@@ -226,22 +223,6 @@ class LocalRun:
         shutil.rmtree(self._plan.run_dir, ignore_errors=True)
         if existed:
             self._plan.run_dir.mkdir(exist_ok=True)
-
-    @contextmanager
-    def _signal_handlers(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self._on_signal) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: object) -> None:
-        self._signals += 1
 
     def _begin(self) -> None:
         plan = self._plan
@@ -292,7 +273,7 @@ class LocalRun:
     def _await_listening(self, syncer: Child) -> str:
         deadline = time.monotonic() + LISTEN_WAIT_S
         while not self._listening.exists():
-            if self._signals:
+            if self._signals.count:
                 raise KeyboardInterrupt
             if not syncer.running:
                 raise RunError(f"the syncer did not start ({describe_exit(syncer.code)}): {syncer.last_error()}")
@@ -327,10 +308,9 @@ class LocalRun:
 
     def _hear_signals(self) -> bool:
         """The first signal stops the syncer cleanly; True at the second."""
-        if self._signals == self._signals_seen:
+        if not self._signals.news():
             return False
-        self._signals_seen = self._signals
-        if self._signals > 1:
+        if self._signals.count > 1:
             return True
         syncer = self._children["syncer"]
         if self._syncer_dead:
@@ -390,7 +370,7 @@ class LocalRun:
             self._done.add(name)
             self._say(f"learner {name} stopped for good: {child.last_error()}")
             return
-        ending = self._phase not in ("waiting", "running") or self._signals or self._failure or self._syncer_dead
+        ending = self._phase not in ("waiting", "running") or self._signals.count or self._failure or self._syncer_dead
         if code == 0 or ending:
             self._done.add(name)
             if code and self._syncer_dead:
@@ -464,18 +444,18 @@ class LocalRun:
         """The syncer is done: learners have heard so, or came too late to matter."""
         self._restart_at.clear()
         deadline = time.monotonic() + GOODBYE_S
-        while self._learners_running() and time.monotonic() < deadline and self._signals < 2:
+        while self._learners_running() and time.monotonic() < deadline and self._signals.count < 2:
             time.sleep(POLL_S)
         if self._failure:
             return Outcome(EXIT_FAILED, self._failure)
-        if self._signals:
+        if self._signals.count:
             return Outcome(EXIT_INTERRUPTED, "stopped by a signal")
         return Outcome(0, "finished")
 
     def _kill_all(self) -> None:
         """Nobody outlives the launcher: first gently, then not."""
         for child in self._children.values():
-            child.signal(signal.SIGTERM if self._signals < 2 else signal.SIGKILL)
+            child.signal(signal.SIGTERM if self._signals.count < 2 else signal.SIGKILL)
         deadline = time.monotonic() + KILL_WAIT_S
         for child in self._children.values():
             if not child.wait(max(0.0, deadline - time.monotonic())):

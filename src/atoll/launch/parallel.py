@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -36,7 +35,7 @@ from atoll.launch.local import (
 )
 from atoll.launch.options import DATA_PARALLEL, LocalOptions
 from atoll.launch.plan import check_run_dir, new_run_id
-from atoll.launch.processes import Child, describe_exit, write_pids
+from atoll.launch.processes import Child, Signals, describe_exit, write_pids
 from atoll.recipes.data import Corpus
 from atoll.recipes.loop import TrainConfig
 from atoll.recipes.model import build_model
@@ -147,27 +146,19 @@ class ParallelRun:
         self._say = say
         self._on_step = on_step
         self._children: dict[str, Child] = {}
-        self._signals = 0
-        self._signals_seen = 0
+        self._signals = Signals()
         self.logs = {train.name: StepLog(plan.run_dir / "steps" / f"{train.name}-1.jsonl") for train in plan.learners}
 
     def run(self) -> Outcome:
         """Until all ranks have ended; none is left behind."""
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        main = threading.current_thread() is threading.main_thread()
-        before = {number: signal.signal(number, self._on_signal) for number in numbers} if main else {}
-        try:
-            self._begin()
-            return self._watch()
-        finally:
-            self._kill_all()
-            self._follow()
-            self._pids_changed()
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: object) -> None:
-        self._signals += 1
+        with self._signals:
+            try:
+                self._begin()
+                return self._watch()
+            finally:
+                self._kill_all()
+                self._follow()
+                self._pids_changed()
 
     def _begin(self) -> None:
         plan = self._plan
@@ -190,19 +181,19 @@ class ParallelRun:
             if self._hear_signals():
                 return Outcome(EXIT_INTERRUPTED, "killed by a second signal")
             dead = [child for child in self._children.values() if child.code not in (None, 0)]
-            if dead and self._signals:
+            if dead and self._signals.count:
                 return Outcome(EXIT_INTERRUPTED, "stopped by a signal")
             if dead:
                 return Outcome(EXIT_FAILED, self._blame())
             if not any(child.running for child in self._children.values()):
-                return Outcome(EXIT_INTERRUPTED, "stopped by a signal") if self._signals else Outcome(0, "finished")
+                stopped = Outcome(EXIT_INTERRUPTED, "stopped by a signal")
+                return stopped if self._signals.count else Outcome(0, "finished")
 
     def _hear_signals(self) -> bool:
         """The first signal asks every rank to stop, and they agree on the step; True at the second."""
-        if self._signals == self._signals_seen:
+        if not self._signals.news():
             return False
-        self._signals_seen = self._signals
-        if self._signals > 1:
+        if self._signals.count > 1:
             return True
         self._say("stopping: all ranks end after the same step and the model is written; once more kills")
         for child in self._children.values():

@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,33 @@ from atoll.store.files import write_atomic
 
 LOG_TAIL_BYTES = 4096
 ERROR_PREFIX = "atoll: "
+
+
+class Signals:
+    """Ctrl-C and SIGTERM, counted while it is entered; elsewhere than in the main thread nothing is heard."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._seen = 0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def news(self) -> bool:
+        """More have come since it was last asked."""
+        seen, self._seen = self._seen, self.count
+        return self.count > seen
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            numbers = (signal.SIGINT, signal.SIGTERM)
+            self._before = {number: signal.signal(number, self._hear) for number in numbers}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: object) -> None:
+        self.count += 1
 
 
 @dataclass(slots=True, kw_only=True)

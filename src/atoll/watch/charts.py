@@ -206,7 +206,7 @@ class Charts:
             ("collecting bytes", lambda row: row.collect_ns),
             ("merging and writing", lambda row: row.settled_ns - row.closed_ns - row.collect_ns),
         ):
-            xs, ys = self._binned(self._rows, lambda row, value=value: value(row) / 1e6)  # type: ignore[misc]
+            xs, ys = self._binned(self._rows, lambda row, value=value: value(row) / 1e6)
             figure.add_scatter(x=xs, y=ys, name=name, mode="lines", stackgroup="waits", line={"width": 1})
         figure.update_yaxes(title="ms per slot", rangemode="tozero")
         return self._time_axis(figure)
@@ -222,7 +222,7 @@ class Charts:
             ("contributions to the syncer", lambda row: len(row.merged)),
             ("updates to learners", lambda row: row.ready if row.merged else 0),
         ):
-            xs, ys = self._per_second(lambda row, count=count: count(row) * sizes[row.piece])  # type: ignore[misc]
+            xs, ys = self._per_second(lambda row, count=count: count(row) * sizes[row.piece])
             figure.add_scatter(x=xs, y=ys, name=name, mode="lines", line={"shape": "hv"})
         figure.update_yaxes(title="MB/s", rangemode="tozero")
         return self._time_axis(figure)
@@ -245,7 +245,7 @@ class Charts:
             ("a merged delta and the momentum before it", lambda row: row.follows if row.merged else None),
         ):
             rows = [row for row in self._rows if value(row) is not None]
-            xs, ys = self._binned(rows, lambda row, value=value: value(row) or 0.0)  # type: ignore[misc]
+            xs, ys = self._binned(rows, lambda row, value=value: value(row) or 0.0)
             if xs:
                 figure.add_scatter(x=xs, y=ys, name=name, mode="lines")
         figure.update_yaxes(title="cosine")

@@ -79,7 +79,7 @@ def _learners(rows: list[LearnerStatus], width: int) -> Table:
         ("lag", "right"),
         ("merged", "right"),
     ):
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        table.add_column(name, justify=justify, no_wrap=True)
     if wide:
         table.add_column("lives", justify="right", no_wrap=True)
         table.add_column("last contribution", no_wrap=True, overflow="ellipsis")

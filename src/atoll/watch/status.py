@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from atoll.watch.history import PRESENT, SlotRow
 from atoll.watch.judge import findings, unmerged_slots
+from atoll.watch.summary import seconds
 from atoll.watch.tallies import LifeView
 from atoll.watch.view import RunView
 from atoll.watch.window import mean, newest, window
@@ -72,7 +73,7 @@ def status(view: RunView) -> Status:
         view.slots_closed,
         slots,
         view.slots_closed / slots if slots else 0.0,
-        _seconds(view.first_ns, view.last_ns),
+        seconds(view.first_ns, view.last_ns),
         _left_s(view, slots),
         view.tokens,
         sum(rates) if rates else None,
@@ -83,10 +84,6 @@ def status(view: RunView) -> Status:
         slots_now(view),
         [finding.text for finding in findings(view)],
     )
-
-
-def _seconds(start_ns: int | None, stop_ns: int | None) -> float:
-    return 0.0 if start_ns is None or stop_ns is None else (stop_ns - start_ns) / 1e9
 
 
 def _left_s(view: RunView, slots: int) -> float | None:
@@ -108,7 +105,7 @@ def _learner(view: RunView, name: str) -> LearnerStatus:
         name,
         life.state,
         spans[-1].reason if spans else "",
-        _seconds(since_ns, view.last_ns),
+        seconds(since_ns, view.last_ns),
         len(lives),
         sum(view.lives[key].steps for key in lives),
         life.step_ns / 1e9 if life.step_ns and stepping else None,
