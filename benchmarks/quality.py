@@ -1,7 +1,8 @@
 """Which settings make the best model? Trials (atoll.study.trial) of named sweeps, one line of JSON each.
 
-    python benchmarks/quality.py screen             # one axis at a time from the base, one seed
-    python benchmarks/quality.py finals             # baselines and candidates over 3 rates and 3 seeds
+    python benchmarks/quality.py screen             # one axis at a time from the base: 600 steps, one rate, one seed
+    python benchmarks/quality.py tune               # baselines, base and candidates at 3 rates: 600 steps, one seed
+    python benchmarks/quality.py finals --seeds 3   # the same at the rate that was best in `tune`: 1,500 steps
     python benchmarks/quality.py table              # what there is, as a table
 
 A trial that stands in the file is not run again: stop it at any time and go on later. Loss is in nats per byte of
@@ -17,7 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, Any, Literal
@@ -33,6 +34,9 @@ from atoll.study.trial import Outcome, Trial, run_trial
 RESULTS = Path(__file__).parent.parent / "docs" / "quality.jsonl"
 BASE: dict[str, Any] = {"fragments": 8, "interval": 24}
 AXES: dict[str, list[dict[str, Any]]] = {
+    "inner": [{"inner": "muon"}],
+    "overlap": [{"overlap": 0}, {"overlap": 6}],
+    "rounds": [{"interval": 8}, {"interval": 48}, {"fragments": 4}, {"fragments": 1}],
     "outer step": [
         {"outer_lr": 0.5, "outer_momentum": 0.0},
         {"outer_lr": 1.0, "outer_momentum": 0.0},
@@ -41,22 +45,20 @@ AXES: dict[str, list[dict[str, Any]]] = {
     ],
     "take": [{"take": "overwrite"}],
     "merge": [{"merge": "average"}],
-    "rounds": [{"interval": 8}, {"interval": 48}, {"fragments": 4}, {"fragments": 1, "interval": 24}],
-    "overlap": [{"overlap": 0}, {"overlap": 6}],
-    "inner": [{"inner": "muon"}],
 }
-RATES = (5e-4, 1e-3, 2e-3)
-BASELINES = ("data-parallel", "alone", "averaged-once")
+RATES = (1e-3, 2e-3, 5e-4)
+FLOORS = ("alone", "averaged-once")
+STEPS = {"screen": 600, "tune": 600, "finals": 1500}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Run the trials of a sweep that are not in the file yet."""
 
-    what: Annotated[Literal["screen", "finals", "table"], tyro.conf.Positional]
+    what: Annotated[Literal["screen", "tune", "finals", "table"], tyro.conf.Positional]
     """Which sweep, or the table of all."""
-    steps: int = 600
-    """Of each learner."""
+    steps: int | None = None
+    """Of each learner. None: 600, finals 1,500."""
     learners: int = 4
     """M."""
     model: str = "tiny"
@@ -64,7 +66,7 @@ class Options:
     seeds: int = 1
     """Of each setting."""
     candidates: tuple[str, ...] = ()
-    """finals: settings beside the base, as JSON, like '{"outer_lr": 1.0}'."""
+    """tune and finals: settings beside the base, as JSON, like '{"outer_lr": 1.0}'."""
     jobs: int = 2
     """Processes, one thread each."""
     results: Path = RESULTS
@@ -73,22 +75,51 @@ class Options:
 
 def trials(options: Options) -> Iterator[Trial]:
     """All trials of the sweep, the most telling first."""
-    common: dict[str, Any] = {"steps": options.steps, "learners": options.learners, "model": options.model}
-    settings = [BASE]
+    common: dict[str, Any] = {"learners": options.learners, "model": options.model}
+    common["steps"] = options.steps or STEPS[options.what]
+    chosen = [BASE, *({**BASE, **json.loads(text)} for text in options.candidates)]
     if options.what == "screen":
-        settings += [{**BASE, **change} for changes in AXES.values() for change in changes]
-    else:
-        settings += [{**BASE, **json.loads(text)} for text in options.candidates]
+        chosen = [BASE, *({**BASE, **change} for changes in AXES.values() for change in changes)]
     for seed in range(options.seeds):
-        for rate in RATES if options.what == "finals" else (RATES[1],):
-            yield from (Trial(method=method, seed=seed, lr=rate, **common) for method in BASELINES)
-            yield from (trial_of(chosen, seed=seed, lr=rate, **common) for chosen in settings)
+        for rank in range(len(RATES) if options.what == "tune" else 1):
+            for method, settings in contestants(chosen):
+                trial = trial_of(method, settings, seed=seed, lr=RATES[rank], **common)
+                yield at_best_rate(trial, options) if options.what == "finals" else trial
+        if options.what == "screen":
+            yield from (Trial(method=method, seed=seed, lr=RATES[0], **common) for method in FLOORS)
 
 
-def trial_of(chosen: dict[str, Any], **common: Any) -> Trial:
+def contestants(chosen: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(method, settings): the synchronous baseline with every inner optimizer of `chosen`, then these."""
+    for inner in dict.fromkeys(settings.get("inner", "adamw") for settings in chosen):
+        yield "data-parallel", {"inner": inner}
+    yield from (("atoll", settings) for settings in chosen)
+
+
+def at_best_rate(trial: Trial, options: Options) -> Trial:
+    """The trial at the rate that was best for its settings, model and M in `tune`."""
+
+    def alike(other: Trial) -> bool:
+        tuned = replace(trial, steps=STEPS["tune"], seed=0, lr=other.lr)
+        return other == tuned
+
+    found = {
+        Trial(**line["trial"]).lr: line["loss"]
+        for line in known(options.results)
+        if "loss" in line and alike(Trial(**line["trial"]))
+    }
+    missing = [rate for rate in RATES if rate not in found]
+    if missing:
+        raise SystemExit(
+            f"{trial.method} {trial.settings} {trial.inner}: rates {missing} are not tuned; run `tune` first"
+        )
+    return replace(trial, lr=min(found, key=lambda rate: found[rate]))
+
+
+def trial_of(method: str, chosen: dict[str, Any], **common: Any) -> Trial:
     """`inner` is the recipe's, everything else the run's."""
     settings = {key: value for key, value in chosen.items() if key != "inner"}
-    return Trial(settings=settings, inner=chosen.get("inner", "adamw"), **common)
+    return Trial(method=method, settings=settings, inner=chosen.get("inner", "adamw"), **common)
 
 
 def run_one(trial: Trial) -> Outcome | str:

@@ -36,6 +36,8 @@ from atoll.tensors.measure import cosine
 
 METHODS = ("atoll", "data-parallel", "alone", "averaged-once")
 STEP_NS, JITTER = 100 * MS, 0.02
+MUON_SHARE = 20
+"""Muon's rate beside AdamW's: the recipe's two defaults, so that one number tunes both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,7 @@ class Trial:
     lr: float = 1e-3
     """Peak rate of the inner optimizer."""
     inner: str = "adamw"
-    """adamw or muon; Muon's own peak rate is the recipe's default."""
+    """adamw or muon. Muon's own peak rate is MUON_SHARE times `lr`."""
     settings: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -98,7 +100,9 @@ class Trainee:
         self._who = f"learner l{index}"
         self._lr = trial.lr
         decay = TrainConfig.weight_decay
-        self._optimizer = make_optimizer(self.model, lr=trial.lr, weight_decay=decay, inner=trial.inner)
+        self._optimizer = make_optimizer(
+            self.model, lr=trial.lr, weight_decay=decay, inner=trial.inner, muon_lr=MUON_SHARE * trial.lr
+        )
         self._batches = task.batches(learner_index=index, learners=trial.learners, seed=trial.seed)
 
     def batch(self) -> tuple[Tensor, Tensor]:
