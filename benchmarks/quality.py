@@ -18,7 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, Any, Literal
@@ -35,7 +35,7 @@ RESULTS = Path(__file__).parent.parent / "docs" / "quality.jsonl"
 BASE: dict[str, Any] = {"fragments": 8, "interval": 24}
 AXES: dict[str, list[dict[str, Any]]] = {
     "inner": [{"inner": "muon"}],
-    "overlap": [{"overlap": 0}, {"overlap": 6}],
+    "overlap": [{"overlap": 0}, {"way_steps": 0.9}, {"overlap": 6, "way_steps": 2.9}],
     "rounds": [{"interval": 8}, {"interval": 48}, {"fragments": 4}, {"fragments": 1}],
     "outer step": [
         {"outer_lr": 0.5, "outer_momentum": 0.0},
@@ -46,7 +46,11 @@ AXES: dict[str, list[dict[str, Any]]] = {
     "take": [{"take": "overwrite"}],
     "merge": [{"merge": "average"}],
 }
-RATES = (1e-3, 2e-3, 5e-4)
+RATES = {"adamw": (1e-3, 2e-3, 4e-3), "muon": (1e-3, 2e-3, 5e-4)}
+"""Tried by `tune`; the first one by the others."""
+OF_TRIAL = ("inner", "way_steps")
+"""Of the changes, those that are no settings of the run."""
+STANDARD = {field.name: field.default for field in fields(Trial) if field.name in OF_TRIAL}
 FLOORS = ("alone", "averaged-once")
 STEPS = {"screen": 600, "tune": 600, "finals": 1500}
 
@@ -81,12 +85,13 @@ def trials(options: Options) -> Iterator[Trial]:
     if options.what == "screen":
         chosen = [BASE, *({**BASE, **change} for changes in AXES.values() for change in changes)]
     for seed in range(options.seeds):
-        for rank in range(len(RATES) if options.what == "tune" else 1):
+        for rank in range(3 if options.what == "tune" else 1):
             for method, settings in contestants(chosen):
-                trial = trial_of(method, settings, seed=seed, lr=RATES[rank], **common)
+                rate = RATES[settings.get("inner", "adamw")][rank]
+                trial = trial_of(method, settings, seed=seed, lr=rate, **common)
                 yield at_best_rate(trial, options) if options.what == "finals" else trial
         if options.what == "screen":
-            yield from (Trial(method=method, seed=seed, lr=RATES[0], **common) for method in FLOORS)
+            yield from (Trial(method=method, seed=seed, lr=RATES["adamw"][0], **common) for method in FLOORS)
 
 
 def contestants(chosen: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -108,7 +113,7 @@ def at_best_rate(trial: Trial, options: Options) -> Trial:
         for line in known(options.results)
         if "loss" in line and alike(Trial(**line["trial"]))
     }
-    missing = [rate for rate in RATES if rate not in found]
+    missing = [rate for rate in RATES[trial.inner] if rate not in found]
     if missing:
         raise SystemExit(
             f"{trial.method} {trial.settings} {trial.inner}: rates {missing} are not tuned; run `tune` first"
@@ -117,9 +122,9 @@ def at_best_rate(trial: Trial, options: Options) -> Trial:
 
 
 def trial_of(method: str, chosen: dict[str, Any], **common: Any) -> Trial:
-    """`inner` is the recipe's, everything else the run's."""
-    settings = {key: value for key, value in chosen.items() if key != "inner"}
-    return Trial(method=method, settings=settings, inner=chosen.get("inner", "adamw"), **common)
+    """Each change where it belongs."""
+    settings = {key: value for key, value in chosen.items() if key not in OF_TRIAL}
+    return Trial(method=method, settings=settings, **{k: chosen[k] for k in OF_TRIAL if k in chosen}, **common)
 
 
 def run_one(trial: Trial) -> Outcome | str:
@@ -146,8 +151,8 @@ def line_of(trial: Trial, outcome: Outcome | str) -> dict[str, Any]:
 
 def sweep(options: Options) -> None:
     """Run what is missing; append each result as it comes."""
-    done = {json.dumps(line["trial"], sort_keys=True) for line in known(options.results)}
-    todo = [t for t in trials(options) if json.dumps(asdict(t), sort_keys=True) not in done]
+    done = [Trial(**line["trial"]) for line in known(options.results)]
+    todo = [trial for trial in trials(options) if trial not in done]
     print(f"{len(todo)} trials to run, {len(done)} in {options.results}", flush=True)
     began_s = time.monotonic()
     with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -165,8 +170,7 @@ def name_of(line: dict[str, Any]) -> str:
     """A method and how it differs from the base."""
     trial = line["trial"]
     changes = {key: value for key, value in trial["settings"].items() if BASE.get(key) != value}
-    if trial.get("inner", "adamw") != "adamw":
-        changes["inner"] = trial["inner"]
+    changes |= {key: trial[key] for key in OF_TRIAL if trial.get(key, STANDARD[key]) != STANDARD[key]}
     said = " ".join(f"{key}={value}" for key, value in changes.items()) or ("base" if trial["settings"] else "")
     return f"{trial['method']} {said}".strip()
 

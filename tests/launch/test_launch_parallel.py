@@ -99,6 +99,16 @@ def test_data_parallel__a_dead_rank_ends_the_run_and_is_named(tmp_path, text):
     assert json.loads((tmp_path / "run/summary.json").read_text())["eval_loss"] is None
 
 
+def test_data_parallel__a_killed_launcher_leaves_no_rank(tmp_path, text):
+    process = start(tmp_path / "run", text, "--steps", "100000")
+    children = await_steps(process, tmp_path / "run", 1)
+    assert len(children) >= 2
+    process.kill()
+    assert process.wait(10) == -signal.SIGKILL
+    assert not psutil.wait_procs(children, timeout=30)[1]
+    process.communicate()
+
+
 def test_data_parallel__ctrl_c_ends_all_ranks_after_the_same_step(tmp_path, text):
     process = start(tmp_path / "run", text, "--steps", "100000")
     children = await_steps(process, tmp_path / "run", 1)

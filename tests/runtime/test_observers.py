@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import threading
@@ -14,15 +15,19 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from atoll.cli import pull
 from atoll.cli.main import main
 from atoll.core import records
 from atoll.core.layout import TensorSpec, make_layout
 from atoll.core.messages import Version
+from atoll.runtime import observers
 from atoll.runtime.observers import OBSERVERS_MAX
+from atoll.runtime.workshop import Published
 from atoll.store.merged import newest_written
 from atoll.store.tape import read_tape
 from atoll.wire import atoll_pb2 as pb
 from atoll.wire import convert
+from atoll.wire.channel import MIB
 from atoll.wire.convert import WireError
 from tests.runtime.test_real_run import FAST, address_of
 
@@ -116,33 +121,136 @@ class Context:
 
 
 def test_observers__are_bounded_in_number__and_none_waits_beyond_the_end() -> None:
-    import asyncio
-
-    from atoll.runtime.observers import Observers
-
     class Silent(Context):
         async def write(self, chunk: pb.FetchChunk) -> None:
             assert chunk.header.over
 
     async def work() -> None:
-        observers = Observers("r", "t", opened=lambda: None, published=dict, learners_ns=lambda: 0)
+        served = observers.Observers("r", "t", opened=lambda: None, published=dict, learners_ns=lambda: 0)
         request = pb.FetchRequest(run_id="r", wait_ns=10**15)
-        waiting = [asyncio.ensure_future(observers.fetch(request, Silent())) for _ in range(OBSERVERS_MAX)]
+        waiting = [asyncio.ensure_future(served.fetch(request, Silent())) for _ in range(OBSERVERS_MAX)]
         await asyncio.sleep(0)
         with pytest.raises(Context.Aborted, match=f"the syncer has {OBSERVERS_MAX} observers, its most"):
-            await observers.observe(pb.ObserveRequest(protocol=1), Context())
+            await served.observe(pb.ObserveRequest(protocol=1), Context())
         gone = waiting.pop()
         gone.cancel()
         await asyncio.wait([gone])
         with pytest.raises(Context.Aborted, match="serves another run"):
-            await observers.fetch(pb.FetchRequest(run_id="other"), Context())
-        observers.end(over=True)
+            await served.fetch(pb.FetchRequest(run_id="other"), Context())
+        served.end(over=True)
         await asyncio.gather(*waiting)
-        stranger = Observers("r", "x", opened=lambda: None, published=dict, learners_ns=lambda: 0)
+        stranger = observers.Observers("r", "x", opened=lambda: None, published=dict, learners_ns=lambda: 0)
         with pytest.raises(Context.Aborted, match="token"):
             await stranger.fetch(request, Context())
 
     asyncio.run(work())
+
+
+class Clock:
+    """Virtual time for one task at a time."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+
+    async def sleep(self, seconds: float) -> None:
+        self.ns += int(seconds * 1e9)
+
+
+class Link(Context):
+    """Takes chunks at a rate, in virtual time; records when each was taken."""
+
+    def __init__(self, clock: Clock, bytes_per_s: float) -> None:
+        self._clock = clock
+        self._bytes_per_s = bytes_per_s
+        self.writing_ns = 0
+        self.received = 0
+
+    async def write(self, chunk: pb.FetchChunk) -> None:
+        if chunk.data:
+            duration_ns = int(len(chunk.data) / self._bytes_per_s * 1e9)
+            self.writing_ns += duration_ns
+            self.received += len(chunk.data)
+            await self._clock.sleep(duration_ns / 1e9)
+
+
+def one_piece(size: int) -> dict[int, Published]:
+    return {0: Published(Version(1, 1), 3, memoryview(bytes(size)), "0" * 32, {})}
+
+
+def fetch_all(monkeypatch, *, bytes_per_s: float, learners_move: bool, size: int = 8 * MIB, moving: int = 0) -> Any:
+    """One fetch of `size` bytes, `moving` others beside it; (link, virtual ns it took)."""
+    clock = Clock()
+    monkeypatch.setattr(observers.time, "monotonic_ns", lambda: clock.ns)
+    monkeypatch.setattr(observers.asyncio, "sleep", clock.sleep)
+    published = one_piece(size)
+    learners_ns = (lambda: clock.ns) if learners_move else (lambda: -(10**12))
+    served = observers.Observers("r", "t", opened=lambda: None, published=lambda: published, learners_ns=learners_ns)
+    served._moving = moving
+    link = Link(clock, bytes_per_s)
+    served.end(over=True)
+    asyncio.run(served.fetch(pb.FetchRequest(run_id="r"), link))
+    assert link.received == size
+    return link, clock.ns
+
+
+def test_fetch__has_a_tenth_of_its_link_while_learners_move_bytes(monkeypatch) -> None:
+    link, took_ns = fetch_all(monkeypatch, bytes_per_s=2 * MIB, learners_move=True)
+    assert took_ns == pytest.approx(10 * link.writing_ns, rel=0.01)
+    link, took_ns = fetch_all(monkeypatch, bytes_per_s=2 * MIB, learners_move=False)
+    assert took_ns == pytest.approx(link.writing_ns / 0.9, rel=0.01)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_fetch__has_its_part_of_what_all_may_have_where_the_link_is_fast(monkeypatch, others: int) -> None:
+    size = 64 * MIB
+    for learners_move in (False, True):
+        _, took_ns = fetch_all(monkeypatch, bytes_per_s=1e12, learners_move=learners_move, size=size, moving=others)
+        rate = size / (took_ns / 1e9)
+        assert rate == pytest.approx(observers.BYTES_PER_S / (1 + others), rel=0.01)
+
+
+def test_fetch__that_nobody_takes__is_ended(monkeypatch) -> None:
+    monkeypatch.setattr(observers, "STALL_S", 0.05)
+
+    class Stuck(Context):
+        async def write(self, chunk: pb.FetchChunk) -> None:
+            if chunk.data:
+                await asyncio.Event().wait()
+
+    async def work() -> None:
+        published = one_piece(10)
+        served = observers.Observers("r", "t", opened=lambda: None, published=lambda: published, learners_ns=lambda: 0)
+        served.end(over=True)
+        with pytest.raises(Context.Aborted, match="nothing was taken"):
+            await served.fetch(pb.FetchRequest(run_id="r"), Stuck())
+        assert (served._here, served._moving) == (0, 0)
+
+    asyncio.run(work())
+
+
+def test_pull__of_a_syncer_that_is_lost__says_so_after_a_while(start, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(pull, "GONE_S", 1.0)
+    syncer = start("syncer", settings={**FAST, "steps": 100_000, "learners": 1})
+    address = address_of(syncer)
+    to = tmp_path / "to"
+    learner = start("learner", address=address, name="a")
+    learner.expect("step", lambda line: line["n"] >= 5)
+    codes: list[int] = []
+    follower = threading.Thread(target=lambda: codes.append(main(["pull", address, "--to", str(to), "--every", "1s"])))
+    follower.start()
+    deadline = time.monotonic() + LIMIT_S
+    while not list(to.glob("model-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    syncer.popen.kill()
+    follower.join(LIMIT_S)
+    assert codes == [2]
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert f"no syncer answers at {address}" in told[0]
+    assert "It was there before: if the run is over, its model is in model/ of its directory" in told[0]
+    assert newest_written(to) is not None
+    learner.popen.kill()
 
 
 def test_what_observers_are_told__is_checked() -> None:

@@ -55,6 +55,8 @@ class Trial:
     inner: str = "adamw"
     """adamw or muon. Muon's own peak rate is MUON_SHARE times `lr`."""
     settings: dict[str, Any] = field(default_factory=dict)
+    way_steps: float = 0.01
+    """How long a message is on its way to or from the syncer, in steps of a learner. Tokens do not change with it."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -170,7 +172,9 @@ def _atoll(trial: Trial, task: Task) -> tuple[nn.Module, dict[str, Any]]:
     fragments = int(trial.settings.get("fragments", 8))
     settings = {"interval": 24, **trial.settings, "fragments": fragments}
     specs = [
-        LearnerSpec(name=f"l{i}", step_ns=STEP_NS, jitter=JITTER, tokens=task.tokens, latency_ns=MS)
+        LearnerSpec(
+            name=f"l{i}", step_ns=STEP_NS, jitter=JITTER, tokens=task.tokens, latency_ns=int(trial.way_steps * STEP_NS)
+        )
         for i in range(trial.learners)
     ]
     world = World(
