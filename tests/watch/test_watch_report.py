@@ -54,7 +54,7 @@ def test_report__is_one_file_that_fetches_nothing() -> None:
     assert "cdn.plot" not in re.sub(r"<script>.*?</script>", "", page, count=1, flags=re.S)
     for title in TITLES:
         assert f"<h2>{title}</h2>" in page
-    assert "l1 was lost, once." in page
+    assert "Lost and back: l1." in page
     assert "The held-out loss of the model is 2.2500." in page
 
 

@@ -103,7 +103,7 @@ def test_story__says_who_was_lost_when_and_how_it_came_back() -> None:
     made.at(6 * S, lambda: made.crash("l1", back_after_ns=3 * S))
     made.run()
     told = story(fold(tape_of(made)))
-    assert "l1 was lost, once." in told.headline
+    assert told.headline.endswith("Lost and back: l1.")
     mine = next(line for line in told.learners if line.startswith("l1:"))
     assert re.search(r"Lost 6\.\d s into the run \(stream closed\) and was back after 3\.\d s as a new process\.", mine)
     assert all("Lost" not in line for line in told.learners if not line.startswith("l1:"))

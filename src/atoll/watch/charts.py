@@ -136,7 +136,8 @@ class Charts:
         """A learner between two lives is away."""
         spans = self.view.history.spans[name]
         gone = self.view.history.absences(name, self.view.last_ns or 0)
-        return [span for span in spans if span.state not in ("away", "ended")] + gone
+        away = [Span("away", absence.start_ns, absence.stop_ns, absence.generation, absence.reason) for absence in gone]
+        return [span for span in spans if span.state not in ("away", "ended")] + away
 
     def _stop(self, span: Span) -> int:
         return span.stop_ns or self.view.last_ns or span.start_ns

@@ -73,6 +73,19 @@ class Span:
 
 
 @dataclass(slots=True)
+class Absence:
+    """A learner was lost, from `start_ns` to `stop_ns` (or to now)."""
+
+    start_ns: int
+    stop_ns: int
+    generation: int
+    """Its life that was lost."""
+    reason: str
+    back: int | None
+    """The life that came back, the same or a new one; None: it did not."""
+
+
+@dataclass(slots=True)
 class History:
     """Fed by RunView; never by a tape itself."""
 
@@ -141,22 +154,27 @@ class History:
             last = tokens, loss_sum
         return found
 
-    def absences(self, name: str, now_ns: int) -> list[Span]:
-        """When it was away, or between two lives of it; not after its end."""
+    def absences(self, name: str, now_ns: int) -> list[Absence]:
+        """When it was away, or between two lives of it; not after its end, unless it was away when that came."""
+        gone: list[Absence] = []
+        open_ = False
         spans = self.spans.get(name, [])
-        gone = []
         for span in spans:
-            if span.state not in ("away", "ended"):
-                continue
-            last = span is spans[-1]
-            if span.state == "ended" and last:
-                continue
-            stop_ns = span.stop_ns or now_ns
-            if gone and gone[-1].stop_ns == span.start_ns:
-                gone[-1].stop_ns = stop_ns
-            else:
-                gone.append(Span("away", span.start_ns, stop_ns, span.generation, span.reason))
+            out = span.state == "away" or (span.state == "ended" and (open_ or span is not spans[-1]))
+            if out and not open_:
+                gone.append(Absence(span.start_ns, now_ns, span.generation, span.reason, back=None))
+            elif open_ and not out:
+                gone[-1].stop_ns, gone[-1].back = span.start_ns, span.generation
+            open_ = out
         return gone
+
+    def first_ready_ns(self, name: str) -> int | None:
+        """When it was ready for the first time."""
+        return next((span.start_ns for span in self.spans.get(name, []) if span.state == "ready"), None)
+
+    def spent_ns(self, name: str, state: str, now_ns: int) -> int:
+        """How long it was in this state, all in all."""
+        return sum((span.stop_ns or now_ns) - span.start_ns for span in self.spans.get(name, []) if span.state == state)
 
 
 def _part(merge: Merge1) -> Part:

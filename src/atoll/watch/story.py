@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.watch.history import Span
+from atoll.watch.history import Absence
 from atoll.watch.lines import GOOD_ENDS, count
 from atoll.watch.summary import piece_books, weighted_tokens
 from atoll.watch.view import RunView
 
 TOLD_MOST = 3
 """Absences of one learner that are told one by one."""
+NAMED_MOST = 5
+"""Learners of a kind that the headline names."""
+STANDSTILL_S = 5.0
+"""Less without a step is not worth a word."""
+LATE_S = 2.0
+"""After the first slot began: later than that is late."""
+SLOW_TIMES = 1.5
+SPEED_STEPS = 5
+"""Steps before a learner has a speed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +72,59 @@ def _losses(view: RunView, eval_loss: float | None) -> str:
 
 
 def _faults(view: RunView) -> str:
-    """Who broke, and whether training stood still."""
+    """Who broke and how, all in one sentence."""
     assert view.last_ns is not None
-    gone = {name: absences for name in view.history.spans if (absences := view.history.absences(name, view.last_ns))}
+    gone = {name: found for name in view.history.spans if (found := view.history.absences(name, view.last_ns))}
+    still = [name for name in view.history.spans if _stood_ns(view, name)]
+    groups = {
+        "lost for good": [name for name, absences in gone.items() if absences[-1].back is None],
+        "lost and back": [name for name, absences in gone.items() if absences[-1].back is not None],
+        "stood still for a while": still,
+        "joined late": [name for name in view.history.spans if _late(view, name) is not None],
+        "much slower than the fastest": [name for name in view.history.spans if _slower(view, name)],
+    }
+    said = [f"{kind}: {_some(names)}" for kind, names in groups.items() if names]
     if not gone:
-        return "No learner was lost."
-    times = sum(len(absences) for absences in gone.values())
-    often = "once" if times == 1 else f"{times} times in all"
-    return f"{', '.join(sorted(gone))} {'was' if len(gone) == 1 else 'were'} lost, {often}."
+        said.insert(0, "no learner was lost")
+    text = "; ".join(said)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _some(names: list[str]) -> str:
+    """The first ones by name."""
+    more = len(names) - NAMED_MOST
+    return ", ".join(sorted(names)[:NAMED_MOST]) + (f" and {more} more" if more > 0 else "")
+
+
+def _stood_ns(view: RunView, name: str) -> int:
+    """How long it took no step though it was there; 0 where that was short."""
+    stood_ns = view.history.spent_ns(name, "idle", view.last_ns or 0)
+    return stood_ns if stood_ns >= STANDSTILL_S * 1e9 else 0
+
+
+def _late(view: RunView, name: str) -> int | None:
+    """When it was ready for the first time, where training had begun without it."""
+    ready_ns, began_ns = view.history.first_ready_ns(name), view.start_ns
+    late = ready_ns is not None and began_ns is not None and ready_ns > began_ns + LATE_S * 1e9
+    return ready_ns if late else None
+
+
+def _step_ns(view: RunView, name: str) -> float | None:
+    """Mean time of a step while it trained."""
+    steps = sum(life.steps for (n, _), life in view.lives.items() if n == name)
+    if steps < SPEED_STEPS:
+        return None
+    return view.history.spent_ns(name, "ready", view.last_ns or 0) / steps
+
+
+def _slower(view: RunView, name: str) -> tuple[float, str] | None:
+    """(times, the fastest learner), where it is SLOW_TIMES slower or more."""
+    speeds = {who: ns for who in view.history.spans if (ns := _step_ns(view, who))}
+    if name not in speeds:
+        return None
+    fastest = min(speeds, key=lambda who: speeds[who])
+    times = speeds[name] / speeds[fastest]
+    return (times, fastest) if times >= SLOW_TIMES else None
 
 
 def _learner(view: RunView, name: str) -> str:
@@ -79,7 +133,7 @@ def _learner(view: RunView, name: str) -> str:
     share = view.by_learner.get(name)
     merged = f", merged into {100 * share.mean:.0f}% of the slots that it was ready for" if share and share.mean else ""
     said = [f"{name}: {count(steps, 'step')}, {tokens:,} tokens{merged}."]
-    said += _absences(view, name)
+    said += [_joined(view, name), _speed(view, name), *_absences(view, name), _stood(view, name)]
     lost = sum(sum(life.end.lost) for life in lives if life.end is not None)
     if lost:
         said.append(f"{lost / max(1, view.pieces):,.0f} of its tokens are lost.")
@@ -93,27 +147,51 @@ def _learner(view: RunView, name: str) -> str:
     return " ".join(text for text in said if text)
 
 
+def _joined(view: RunView, name: str) -> str:
+    late_ns = _late(view, name)
+    return f"Joined {_into(view, late_ns)}." if late_ns is not None else ""
+
+
+def _speed(view: RunView, name: str) -> str:
+    slower = _slower(view, name)
+    return f"Its steps took {slower[0]:.1f} times as long as those of {slower[1]}." if slower else ""
+
+
+def _stood(view: RunView, name: str) -> str:
+    if not _stood_ns(view, name):
+        return ""
+    spans = [span for span in view.history.spans[name] if span.state == "idle"]
+    longest = max(spans, key=lambda span: (span.stop_ns or view.last_ns or 0) - span.start_ns)
+    long = duration(_stood_ns(view, name) / 1e9)
+    often = f", {len(spans)} times in all, the longest" if len(spans) > 1 else ""
+    return f"Stood still (connected, no step) for {long}{often}, {_into(view, longest.start_ns)}."
+
+
 def _absences(view: RunView, name: str) -> list[str]:
-    assert view.first_ns is not None
-    assert view.last_ns is not None
-    gone = view.history.absences(name, view.last_ns)
-    said = [_absence(view, name, span, view.first_ns) for span in gone[:TOLD_MOST]]
+    gone = view.history.absences(name, view.last_ns or 0)
+    said = [_absence(view, absence) for absence in gone[:TOLD_MOST]]
     if len(gone) > TOLD_MOST:
         said.append(f"It was lost {len(gone) - TOLD_MOST} more times.")
     return said
 
 
-def _absence(view: RunView, name: str, span: Span, first_ns: int) -> str:
-    at, long = duration((span.start_ns - first_ns) / 1e9), duration((span.stop_ns - span.start_ns) / 1e9)
-    spans = view.history.spans[name]
-    still = span.stop_ns == view.last_ns and spans[-1].state == "away"
-    after = "and did not come back" if still else f"and was back after {long}"
-    fresh = any(s.generation != span.generation and s.start_ns >= span.start_ns for s in spans)
-    return f"Lost {at} into the run ({span.reason}) {after}{' as a new process' if fresh and not still else ''}."
+def _absence(view: RunView, absence: Absence) -> str:
+    at = f"Lost {_into(view, absence.start_ns)} ({absence.reason})"
+    if absence.back is None:
+        return f"{at} and {'did not come' if view.phase == 'over' else 'has not come'} back."
+    fresh = " as a new process" if absence.back != absence.generation else ""
+    return f"{at} and was back after {duration((absence.stop_ns - absence.start_ns) / 1e9)}{fresh}."
+
+
+def _into(view: RunView, now_ns: int) -> str:
+    return f"{duration((now_ns - (view.first_ns or 0)) / 1e9)} into the run"
 
 
 def _end(view: RunView, name: str) -> str:
     spans = view.history.spans.get(name, [])
     if not spans or spans[-1].state != "ended" or spans[-1].reason in GOOD_ENDS:
+        return ""
+    gone = view.history.absences(name, view.last_ns or 0)
+    if gone and gone[-1].back is None:
         return ""
     return f"It left before the end ({spans[-1].reason})."
