@@ -3,6 +3,7 @@
     python benchmarks/quality.py screen             # one axis at a time from the base: 600 steps, one rate, one seed
     python benchmarks/quality.py tune               # baselines, base and candidates at 3 rates: 600 steps, one seed
     python benchmarks/quality.py finals --seeds 3   # the same at the rate that was best in `tune`: 1,500 steps
+    python benchmarks/quality.py defaults --seeds 3 --model vit-digits    # baselines, base, candidates; no rate tuned
     python benchmarks/quality.py table              # what there is, as a table
 
 A trial that stands in the file is not run again: stop it at any time and go on later. Loss is in nats per byte of
@@ -52,14 +53,15 @@ OF_TRIAL = ("inner", "way_steps")
 """Of the changes, those that are no settings of the run."""
 STANDARD = {field.name: field.default for field in fields(Trial) if field.name in OF_TRIAL}
 FLOORS = ("alone", "averaged-once")
-STEPS = {"screen": 600, "tune": 600, "finals": 1500}
+STEPS = {"screen": 600, "tune": 600, "finals": 1500, "defaults": 600}
+TUNED_LEARNERS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Run the trials of a sweep that are not in the file yet."""
 
-    what: Annotated[Literal["screen", "tune", "finals", "table"], tyro.conf.Positional]
+    what: Annotated[Literal["screen", "tune", "finals", "defaults", "table"], tyro.conf.Positional]
     """Which sweep, or the table of all."""
     steps: int | None = None
     """Of each learner. None: 600, finals 1,500."""
@@ -70,7 +72,7 @@ class Options:
     seeds: int = 1
     """Of each setting."""
     candidates: tuple[str, ...] = ()
-    """tune and finals: settings beside the base, as JSON, like '{"outer_lr": 1.0}'."""
+    """All but screen: settings beside the base, as JSON, like '{"outer_lr": 1.0}'."""
     jobs: int = 2
     """Processes, one thread each."""
     results: Path = RESULTS
@@ -102,10 +104,10 @@ def contestants(chosen: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, A
 
 
 def at_best_rate(trial: Trial, options: Options) -> Trial:
-    """The trial at the rate that was best for its settings, model and M in `tune`."""
+    """The trial at the rate that was best for its settings and model in `tune`, at the M of most trials."""
 
     def alike(other: Trial) -> bool:
-        tuned = replace(trial, steps=STEPS["tune"], seed=0, lr=other.lr)
+        tuned = replace(trial, steps=STEPS["tune"], seed=0, lr=other.lr, learners=TUNED_LEARNERS)
         return other == tuned
 
     found = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -151,3 +152,12 @@ def test_pull__a_full_disk__is_told_and_tried_again(run, capsys, monkeypatch) ->
 def test_pull__every__of_a_run_that_ended_without_a_model_ends_too(run, capsys) -> None:
     (run.path / "summary.json").write_text("{}")
     assert "ended before anything was merged" in refused(capsys, "run", "--to", "to", "--every", "1s")
+
+
+def test_pull__every__of_a_run_whose_syncer_was_killed_takes_what_there_is_and_ends(run, capsys) -> None:
+    run.begin(5)
+    (run.path / "tape.jsonl").write_text("")
+    os.utime(run.path / "tape.jsonl", (1, 1))
+    assert main(["pull", "run", "--to", "to", "--every", "1s"]) == 0
+    assert names(Path("to")) == ["model-00000005.safetensors"]
+    assert capsys.readouterr().out.splitlines()[-1] == "the run is over"

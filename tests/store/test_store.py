@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import math
 import os
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -113,6 +115,29 @@ def test_tape__of_a_newer_version__skips_unknown_kinds_and_fields(tmp_path) -> N
         b'{"i":0,"kind":"novelty","x":1}\n{"i":1,"kind":"grantline","now_ns":5,"name":"l1","generation":4294967296,"z":1}\n'
     )
     assert [(e.kind, e.record) for e in tape.read_tape(path)] == [("novelty", None), ("grantline", GRANT)]
+
+
+def test_tape__has_one_writer__and_one_sees_when_it_is_gone_however_it_went(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "t"
+    monkeypatch.setattr(files, "CLAIM_S", 0.05)
+    writer = tape.Tape(path)
+    os.utime(path, (1, 1))
+    assert tape.is_written(path)
+    with pytest.raises(RunError, match="is being written by another syncer; end that one, or choose another directory"):
+        tape.Tape(path)
+    writer.close()
+    os.utime(path, (1, 1))
+    assert not tape.is_written(path)
+    os.utime(path)
+    assert tape.is_written(path), "what was written to just now has a writer, perhaps on another machine"
+    code = "import sys, pathlib; from atoll.store import tape; t = tape.Tape(pathlib.Path(sys.argv[1])); print(1); input()"
+    with subprocess.Popen([sys.executable, "-c", code, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"1\n"
+        os.utime(path, (1, 1))
+        assert tape.is_written(path)
+        other.kill()
+    assert not tape.is_written(path)
+    assert tape.is_written(tmp_path / "none"), "it may still come"
 
 
 def test_tape__when_the_disk_is_full__loses_no_line_and_leaves_no_gap(tmp_path, monkeypatch) -> None:

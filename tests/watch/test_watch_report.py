@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -88,6 +89,20 @@ def test_commands__report_compare_status_advise(tmp_path: Path, capsys: pytest.C
     assert json.loads(capsys.readouterr().out)["phase"] == "over"
     assert main(["advise", str(second)]) == 0
     assert capsys.readouterr().out.startswith("nothing to change: ")
+
+
+def test_status__of_a_run_whose_syncer_was_killed__says_so_and_does_not_wait(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = tape_of(a_run_with_a_crash())
+    run_dir = write_tape(tmp_path / "run", lines[: len(lines) // 2])
+    os.utime(run_dir / "tape.jsonl", (1, 1))
+    for follow in ([], ["--follow"]):
+        assert main(["status", str(run_dir), *follow]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert "the run is broken off: its syncer was killed, or its machine; `atoll pull RUN" in said
+    assert main(["report", str(run_dir)]) == 0
+    assert "the run broke off at slot" in (run_dir / "report.html").read_text()
 
 
 @pytest.mark.parametrize("command", ["report", "status", "advise"])

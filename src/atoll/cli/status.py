@@ -34,14 +34,14 @@ def main(argv: Sequence[str]) -> int:
     from atoll.watch.live import LiveView, draw
     from atoll.watch.read import Follower, fold_run
     from atoll.watch.status import recent_waits, status
+    from atoll.watch.view import ENDED
 
     if options.follow and not options.json:
         follower = Follower(options.run)
         with LiveView() as live:
-            while live.view.phase != "over":
-                for record in follower.records():
-                    live.feed(record)
+            while live.view.phase not in ENDED:
                 time.sleep(POLL_S)
+                follower.follow_into(live.feed, live.view)
         return 0
     view = fold_run(options.run)
     if options.json:

@@ -28,6 +28,7 @@ from atoll.errors import NothingMergedError, OvertakenError, RunError
 from atoll.store.commits import CommitHead, commit_paths, read_head, read_theta
 from atoll.store.files import write_atomic
 from atoll.store.rundir import read_layout, read_settings
+from atoll.store.tape import is_written
 from atoll.tensors.codec import decode, encode
 from atoll.tensors.hashing import payload_hash
 
@@ -110,8 +111,9 @@ class MergedReader:
 
     @property
     def over(self) -> bool:
-        """The run has ended: nothing newer will come."""
-        return any((self._path / name).exists() for name in ("summary.json", "model/manifest.json"))
+        """The run has ended, or its syncer has: nothing newer will come."""
+        ended = any((self._path / name).exists() for name in ("summary.json", "model/manifest.json"))
+        return ended or not is_written(self._path / "tape.jsonl")
 
     def versions(self) -> tuple[Version, ...]:
         """What `read` would give now, without reading any tensor."""

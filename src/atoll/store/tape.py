@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,17 @@ import msgspec
 
 from atoll.core.records import Record
 from atoll.errors import RunError
-from atoll.store.files import sync_directory, write_all
+from atoll.store.files import claim, is_claimed, sync_directory, write_all
 
 LINE_BYTES_MAX = 64 * 1024 * 1024
 KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in get_args(Record)}
 
 _encoder = msgspec.json.Encoder()
 _decoders = {name: msgspec.json.Decoder(kind) for name, kind in KINDS.items()}
+
+
+QUIET_S = 10.0
+"""A tape that was written to in so many seconds has a writer."""
 
 
 class _Head(msgspec.Struct):
@@ -91,15 +96,23 @@ def read_tape(path: Path, start_bytes: int = 0, first: int | None = 0) -> Iterat
             yield Entry(i, kind, record, stop)
 
 
+def is_written(path: Path) -> bool:
+    """Whether a syncer that lives has this tape open. True where that cannot be known."""
+    # A network file system may keep locks of other machines to itself; what they write is seen.
+    return is_claimed(path) or time.time() - path.stat().st_mtime < QUIET_S
+
+
 class Tape:
     """The writer. One process writes; `flush` may run in another thread than `append`."""
 
     def __init__(self, path: Path) -> None:
-        last = None
-        if path.exists():
-            for entry in read_tape(path):
-                last = entry
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if not claim(self._fd):
+            os.close(self._fd)
+            raise RunError(f"{path} is being written by another syncer; end that one, or choose another directory")
+        last = None
+        for entry in read_tape(path):
+            last = entry
         self._next = 0 if last is None else last.i + 1
         self._stop_bytes = 0 if last is None else last.stop_bytes
         self._flushed_bytes = self._stop_bytes

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from atoll.core.records import Record
 from atoll.errors import RunError
-from atoll.store.tape import read_tape
+from atoll.store.tape import is_written, read_tape
 from atoll.watch.view import RunView
 
 
@@ -33,12 +33,19 @@ class Follower:
         except OSError as error:
             raise RunError(f"{self._path} cannot be read: {error}") from error
 
+    def follow_into(self, feed: Callable[[Record], object], view: RunView) -> None:
+        """Feed `view`, by `feed`, what has come; and tell it where its writer is gone."""
+        written = is_written(self._path)  # before reading: what is read after the end is the last
+        for record in self.records():
+            feed(record)
+        if not written:
+            view.break_off()
+
 
 def fold_run(run_dir: Path) -> RunView:
     """The read model of a run as far as its tape goes."""
     view = RunView()
-    for record in Follower(run_dir).records():
-        view.feed(record)
+    Follower(run_dir).follow_into(view.feed, view)
     if view.run is None:
         raise RunError(f"the tape of {run_dir} is empty: the run has not begun; try again later")
     return view

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from atoll.watch.history import Absence
 from atoll.watch.lines import GOOD_ENDS, count
 from atoll.watch.summary import piece_books, weighted_tokens
-from atoll.watch.view import RunView
+from atoll.watch.view import BROKEN_OFF, ENDED, RunView
 
 TOLD_MOST = 3
 """Absences of one learner that are told one by one."""
@@ -52,7 +52,8 @@ def _headline(view: RunView, eval_loss: float | None) -> str:
         return "Nothing has happened yet."
     names = {name for name, _ in view.lives}
     wall = duration((view.last_ns - view.first_ns) / 1e9)
-    done = "finished" if view.slots_closed >= view.config.slots else "was stopped" if view.stopped else "has come to"
+    broke = "was stopped" if view.stopped else "broke off" if view.phase == BROKEN_OFF else "has come to"
+    done = "finished" if view.slots_closed >= view.config.slots else broke
     kept = weighted_tokens(view, piece_books(view))
     part = f"{100 * kept['merged'] / kept['computed']:.1f}% of their work is in the model" if kept["computed"] else ""
     said = [
@@ -178,7 +179,7 @@ def _absences(view: RunView, name: str) -> list[str]:
 def _absence(view: RunView, absence: Absence) -> str:
     at = f"Lost {_into(view, absence.start_ns)} ({absence.reason})"
     if absence.back is None:
-        return f"{at} and {'did not come' if view.phase == 'over' else 'has not come'} back."
+        return f"{at} and {'did not come' if view.phase in ENDED else 'has not come'} back."
     fresh = " as a new process" if absence.back != absence.generation else ""
     return f"{at} and was back after {duration((absence.stop_ns - absence.start_ns) / 1e9)}{fresh}."
 

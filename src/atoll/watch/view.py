@@ -30,6 +30,9 @@ from atoll.core.records import (
 from atoll.watch.history import History
 from atoll.watch.tallies import LifeView, RecentLoss, Settled, Share, Union
 
+BROKEN_OFF = "broken off"
+"""The phase of a run whose syncer is gone and has not said that it is over."""
+ENDED = ("over", BROKEN_OFF)
 KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in get_args(Record)}
 STEPPING_LIMIT = 4
 """A pause of more than so many of a life's own steps (per step of the report), and a lease, is not stepping."""
@@ -103,6 +106,12 @@ class RunView:
         if handler is not None:
             handler(record)
         return record
+
+    def break_off(self) -> None:
+        """Nobody writes the tape any more: nothing will come, unless it is over already."""
+        if self.phase != "over":
+            self.phase = BROKEN_OFF
+            self.end_reason = "its syncer was killed, or its machine; `atoll pull RUN --to DIR` saves what was merged"
 
     # ------------------------------------------------------------ sums
 
