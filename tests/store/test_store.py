@@ -130,9 +130,9 @@ def test_tape__has_one_writer__and_one_sees_when_it_is_gone_however_it_went(tmp_
     assert not tape.is_written(path)
     os.utime(path)
     assert tape.is_written(path), "what was written to just now has a writer, perhaps on another machine"
-    code = "import sys, pathlib; from atoll.store import tape; t = tape.Tape(pathlib.Path(sys.argv[1])); print(1); input()"
+    code = "import pathlib, sys; from atoll.store import tape; t = tape.Tape(pathlib.Path(sys.argv[1])); input(1)"
     with subprocess.Popen([sys.executable, "-c", code, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout.readline() == b"1\n"
+        assert other.stdout.read(1) == b"1"
         os.utime(path, (1, 1))
         assert tape.is_written(path)
         other.kill()
