@@ -85,6 +85,17 @@ def test_data_parallel__is_one_model_on_the_batches_of_all_ranks(tmp_path, text,
     assert main(["evaluate", str(tmp_path / "run")]) == 0
     assert f"{summary['eval_loss']:.4f} nats per byte" in capsys.readouterr().out
     assert main(["sample", str(tmp_path / "run"), "--length", "5"]) == 0
+    assert main(["report", str(tmp_path / "run")]) == 0
+    page = (tmp_path / "run/report.html").read_text()
+    assert "2 ranks trained in mode data-parallel for " in page
+    assert f"computed 8,192 tokens. The held-out loss of the model is {summary['eval_loss']:.4f}." in page
+    assert "<h2>Loss over tokens</h2>" in page
+    assert "<h2>Waits</h2>" not in page
+    assert main(["compare", str(tmp_path / "run"), str(tmp_path / "run"), "--to", str(tmp_path / "c.html")]) == 0
+    assert f"{summary['eval_loss']:.4f} held-out" in (tmp_path / "c.html").read_text()
+    capsys.readouterr()
+    assert main(["status", str(tmp_path / "run")]) == 2
+    assert "has no tape.jsonl; give the directory of a run that has a syncer" in capsys.readouterr().err
 
 
 def test_data_parallel__a_dead_rank_ends_the_run_and_is_named(tmp_path, text):

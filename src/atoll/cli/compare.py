@@ -9,7 +9,7 @@ from pathlib import Path
 import tyro
 
 from atoll.cli.parse import parse
-from atoll.cli.report import pages, write
+from atoll.cli.report import final_loss, pages, write
 from atoll.errors import ConfigError
 
 
@@ -29,10 +29,14 @@ def main(argv: Sequence[str]) -> int:
     if len(options.runs) < 2:
         raise ConfigError("compare takes two runs or more; `atoll report RUN` shows one")
     from atoll.store.evals import read_evals
-    from atoll.watch.read import fold_run
+    from atoll.watch.read import read_run
 
     names = [run.resolve().name for run in options.runs]
     unique = names if len(set(names)) == len(names) else [str(run) for run in options.runs]
-    found = [(name, fold_run(run), read_evals(run)) for name, run in zip(unique, options.runs, strict=True)]
-    print(write(options.to, pages().compare(found)))
+    page = pages()
+    found = [
+        page.Compared(name, read_run(run), read_evals(run), final_loss(run))
+        for name, run in zip(unique, options.runs, strict=True)
+    ]
+    print(write(options.to, page.compare(found)))
     return 0

@@ -30,9 +30,9 @@ def main(argv: Sequence[str]) -> int:
     """0 where the page is written."""
     options = parse(Report, "report", argv)
     from atoll.store.evals import read_evals
-    from atoll.watch.read import fold_run
+    from atoll.watch.read import read_run
 
-    view = fold_run(options.run)
+    view = read_run(options.run)
     page = pages().report(view, read_evals(options.run), final_loss(options.run))
     print(write(options.to or options.run / "report.html", page))
     return 0

@@ -9,8 +9,8 @@ from typing import Any
 
 from atoll.cli.console import Shown, console_for, warn
 from atoll.cli.parse import parse
-from atoll.core.config import MODES, choice
-from atoll.launch.options import DATA_PARALLEL, LocalOptions
+from atoll.core.config import DATA_PARALLEL, MODES, choice
+from atoll.launch.options import LocalOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,8 @@ from typing import Any
 from atoll.errors import ConfigError
 
 MODES = ("decoupled", "streaming", "diloco")
+DATA_PARALLEL = "data-parallel"
+"""What run.toml of a run without a syncer has as its mode."""
 MERGES = ("rda", "average")
 TAKES = ("overwrite", "rebase")
 PAYLOADS = ("bf16", "fp32")

@@ -54,4 +54,3 @@ class LocalOptions(Method):
 STEPS = 300
 LISTEN = "127.0.0.1:0"
 EVAL_EVERY = "30s"
-DATA_PARALLEL = "data-parallel"

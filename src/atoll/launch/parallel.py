@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll import __version__
-from atoll.core.config import SEED_MAX, STEPS_MAX
+from atoll.core.config import DATA_PARALLEL, SEED_MAX, STEPS_MAX
 from atoll.core.layout import make_layout
 from atoll.errors import ConfigError
 from atoll.launch.check import check_data, check_init
@@ -33,7 +33,7 @@ from atoll.launch.local import (
     learners_of,
     recipe_of,
 )
-from atoll.launch.options import DATA_PARALLEL, LocalOptions
+from atoll.launch.options import LocalOptions
 from atoll.launch.plan import check_run_dir, new_run_id
 from atoll.launch.processes import Child, Signals, describe_exit, write_pids
 from atoll.recipes.data import Corpus

@@ -9,12 +9,25 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from atoll.core.records import MemberLine, ReportLine
 from atoll.watch.summary import SECOND_NS, SUMMARY_SCHEMA, ratio
+from atoll.watch.view import RunView
 
 MERGING = (
     "slots", "token_pieces", "work_ratio", "yield", "participation", "copy_s", "step_max_s", "gap_max_s",
     "training_uptime", "merge_uptime", "contributions", "phase", "piece_versions",
 )  # fmt: skip
+
+
+class StepRow(msgspec.Struct):
+    """One step of one rank, as the recipe's loop writes it. t_ns: of a monotonic clock."""
+
+    step: int
+    tokens: int
+    loss: float
+    t_ns: int
 
 
 def summarise_parallel(
@@ -51,6 +64,20 @@ def summarise_parallel(
     }
     figures |= dict.fromkeys(MERGING)
     return figures | {key: value for key, value in extra.items() if key not in figures}
+
+
+def fold_parallel(settings: Mapping[str, Any], logs: Mapping[str, Sequence[StepRow]]) -> RunView:
+    """As much of a read model as step logs give: ranks, steps, tokens, losses. No slots, no configuration."""
+    view = RunView()
+    view.run_id, view.mode, view.phase = str(settings["run_id"]), str(settings["mode"]), "over"
+    sums: dict[str, tuple[int, float]] = {}
+    for name, row in sorted(((n, r) for n, rows in logs.items() for r in rows), key=lambda pair: pair[1].t_ns):
+        if name not in sums:
+            view.feed(MemberLine(row.t_ns, name, 1, "joining", "ready", "first step"))
+        tokens, loss_sum = sums.get(name, (0, 0.0))
+        sums[name] = tokens + row.tokens, loss_sum + row.tokens * row.loss
+        view.feed(ReportLine(row.t_ns, name, 1, row.step, *sums[name], row.step))
+    return view
 
 
 def recent_loss(rows: Sequence[Mapping[str, Any]]) -> float | None:

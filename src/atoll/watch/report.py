@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from atoll.core.config import DATA_PARALLEL
 from atoll.store.evals import EvalLine
 from atoll.watch.charts import Charts, or_nothing, page_figure
 from atoll.watch.judge import advice
@@ -61,15 +62,22 @@ class Card:
 def report(view: RunView, evals: Sequence[EvalLine] = (), eval_loss: float | None = None) -> str:
     """The page of one run."""
     told = story(view, eval_loss)
-    name = view.config.run_id if view.config else "run"
-    parts = [
-        f'<p class="headline">{text(told.headline)}</p>',
-        items(told.learners),
-        "<h2>What to change</h2>",
-        items([finding.text for finding in advice(view)]),
-        f'<div class="grid">{"".join(map(card, run_cards(Charts(view, evals))))}{tables(view)}</div>',
+    parts = [f'<p class="headline">{text(told.headline)}</p>', items(told.learners)]
+    charts = Charts(view, evals)
+    if view.mode == DATA_PARALLEL:
+        shown = "".join(map(card, loss_cards(charts)))
+    else:
+        parts += ["<h2>What to change</h2>", items([finding.text for finding in advice(view)])]
+        shown = "".join(map(card, run_cards(charts))) + tables(view)
+    return page(f"Atoll: {view.run_id or 'run'}", f'{"".join(parts)}<div class="grid">{shown}</div>')
+
+
+def loss_cards(charts: Charts) -> list[Card]:
+    """Of a run of any mode."""
+    return [
+        Card("Loss over tokens", "Mean over all learners' steps, and of the merged model.", charts.loss("tokens")),
+        Card("Loss over time", "The same against the clock.", charts.loss("time")),
     ]
-    return page(f"Atoll: {name}", "".join(parts))
 
 
 def run_cards(charts: Charts) -> list[Card]:
@@ -81,8 +89,7 @@ def run_cards(charts: Charts) -> list[Card]:
             charts.timeline(),
             wide=True,
         ),
-        Card("Loss over tokens", "Mean over all learners' steps, and of the merged model.", charts.loss("tokens")),
-        Card("Loss over time", "The same against the clock.", charts.loss("time")),
+        *loss_cards(charts),
         Card(
             "Participation",
             "Of the slots of a fragment that a learner was ready for, the share into which it was merged, in per cent.",
@@ -96,7 +103,18 @@ def run_cards(charts: Charts) -> list[Card]:
     ]
 
 
-def compare(runs: Sequence[tuple[str, RunView, Sequence[EvalLine]]]) -> str:
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One run of several on a page."""
+
+    name: str
+    view: RunView
+    evals: Sequence[EvalLine] = ()
+    eval_loss: float | None = None
+    """Of the final model."""
+
+
+def compare(runs: Sequence[Compared]) -> str:
     """The page of several runs, overlaid."""
     cards = [
         Card("Loss over tokens", "Training loss; markers: held-out.", _overlaid(runs, "tokens"), wide=True),
@@ -105,29 +123,32 @@ def compare(runs: Sequence[tuple[str, RunView, Sequence[EvalLine]]]) -> str:
     return page("Atoll: runs compared", f'<div class="grid">{comparison(runs)}{"".join(map(card, cards))}</div>')
 
 
-def _overlaid(runs: Sequence[tuple[str, RunView, Sequence[EvalLine]]], over: str) -> go.Figure:
+def _overlaid(runs: Sequence[Compared], over: str) -> go.Figure:
     figure = page_figure(420)
-    for name, view, evals in runs:
-        single = Charts(view, evals).loss(over)
+    for run in runs:
+        single = Charts(run.view, run.evals).loss(over)
         for trace, how in zip(single.data, ("training", "held-out"), strict=False):
-            figure.add_scatter(x=trace.x, y=trace.y, mode=trace.mode, name=f"{name}, {how}")
+            figure.add_scatter(x=trace.x, y=trace.y, mode=trace.mode, name=f"{run.name}, {how}")
         figure.update_xaxes(title=single.layout.xaxis.title.text)
     return figure.update_yaxes(title="nats")
 
 
-def comparison(runs: Sequence[tuple[str, RunView, Sequence[EvalLine]]]) -> str:
+def comparison(runs: Sequence[Compared]) -> str:
     """One row of figures per run."""
     head = ("run", "mode", "learners", "slots", "time", "tokens", "tokens/s", "merged", "participation", "loss")
     rows = [table_row(head, cell="th")]
-    for name, view, evals in runs:
-        now = status(view)
+    for run in runs:
+        view, now = run.view, status(run.view)
         computed = weighted_tokens(view, piece_books(view))
         rate = now.tokens / now.elapsed_s if now.elapsed_s else 0.0
-        loss = f"{evals[-1].loss:.4f} held-out" if evals else f"{now.loss:.4f} training" if now.loss else "-"
+        held_out = run.evals[-1].loss if run.eval_loss is None and run.evals else run.eval_loss
+        training = f"{now.loss:.4f} training" if now.loss else "-"
+        loss = f"{held_out:.4f} held-out" if held_out is not None else training
+        slots = f"{now.slot} of {now.slots}" if now.slots else "-"
         rows.append(
             table_row(
                 (
-                    *(name, now.mode, str(view.learners), f"{now.slot} of {now.slots}", f"{now.elapsed_s:.0f} s"),
+                    *(run.name, now.mode, str(view.learners), slots, f"{now.elapsed_s:.0f} s"),
                     *(f"{now.tokens:,}", f"{rate:,.0f}"),
                     f"{computed['merged'] / computed['computed']:.1%}" if computed["computed"] else "-",
                     f"{now.participation:.3f}" if now.participation is not None else "-",

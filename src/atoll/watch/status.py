@@ -67,8 +67,8 @@ def status(view: RunView) -> Status:
     learners = [_learner(view, name) for name in sorted({name for name, _ in view.lives})]
     rates = [row.tokens_per_s for row in learners if row.state == "ready" and row.tokens_per_s]
     return Status(
-        config.run_id if config else "",
-        config.mode if config else "",
+        view.run_id,
+        view.mode,
         view.phase,
         view.slots_closed,
         slots,

@@ -48,10 +48,13 @@ def story(view: RunView, eval_loss: float | None = None) -> Story:
 
 
 def _headline(view: RunView, eval_loss: float | None) -> str:
-    if view.config is None or view.first_ns is None or view.last_ns is None:
+    if view.first_ns is None or view.last_ns is None:
         return "Nothing has happened yet."
     names = {name for name, _ in view.lives}
     wall = duration((view.last_ns - view.first_ns) / 1e9)
+    if view.config is None:
+        work = f"trained in mode {view.mode} for {wall} and computed {view.tokens:,} tokens"
+        return f"{count(len(names), 'rank')} {work}. {_losses(view, eval_loss)}"
     broke = "was stopped" if view.stopped else "broke off" if view.phase == BROKEN_OFF else "has come to"
     done = "finished" if view.slots_closed >= view.config.slots else broke
     kept = weighted_tokens(view, piece_books(view))

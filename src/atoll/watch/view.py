@@ -46,6 +46,8 @@ class RunView:
     def __init__(self) -> None:
         self.run: RunLine | None = None
         self.config: RunConfig | None = None
+        self.run_id = ""
+        self.mode = ""
         self.phase = "waiting"
         self.end_reason = ""
         self.stopped = False
@@ -155,6 +157,7 @@ class RunView:
         self.run = line
         known = RunConfig.__dataclass_fields__
         self.config = RunConfig.from_dict({k: v for k, v in line.settings.items() if k in known})
+        self.run_id, self.mode = self.config.run_id, self.config.mode
 
     def _on_member(self, line: MemberLine) -> None:
         life = self._life(line.name, line.generation)
@@ -182,9 +185,9 @@ class RunView:
         span_ns = line.now_ns - life.reported_ns
         life.pace(span_ns, new, line.tokens - life.tokens)
         if life.stepping_steps:
-            assert self.config is not None
+            lease_ns = self.config.lease_interval_ns if self.config is not None else 0
             limit_ns = STEPPING_LIMIT * new * life.stepping_ns // life.stepping_steps
-            span_ns = min(span_ns, max(self.config.lease_interval_ns, limit_ns))
+            span_ns = min(span_ns, max(lease_ns, limit_ns))
         life.stepping_ns += span_ns
         life.stepping_steps += new
         self.stepping.add(line.now_ns - span_ns, line.now_ns)
