@@ -88,7 +88,7 @@ def test_data_parallel__is_one_model_on_the_batches_of_all_ranks(tmp_path, text,
     assert main(["report", str(tmp_path / "run")]) == 0
     page = (tmp_path / "run/report.html").read_text()
     assert "2 ranks trained in mode data-parallel for " in page
-    assert f"computed 8,192 tokens. The held-out loss of the model is {summary['eval_loss']:.4f}." in page
+    assert f"computed 8,192 tokens. The held-out loss of the model is {summary['eval_loss']:.4f} nats." in page
     assert "<h2>Loss over tokens</h2>" in page
     assert "<h2>Waits</h2>" not in page
     assert main(["compare", str(tmp_path / "run"), str(tmp_path / "run"), "--to", str(tmp_path / "c.html")]) == 0

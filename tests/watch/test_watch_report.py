@@ -56,7 +56,7 @@ def test_report__is_one_file_that_fetches_nothing() -> None:
     for title in TITLES:
         assert f"<h2>{title}</h2>" in page
     assert "Lost and back: l1." in page
-    assert "The held-out loss of the model is 2.2500." in page
+    assert "The held-out loss of the model is 2.2500 nats." in page
 
 
 def test_report__names_are_escaped() -> None:
@@ -88,7 +88,7 @@ def test_commands__report_compare_status_advise(tmp_path: Path, capsys: pytest.C
     assert main(["status", str(first), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["phase"] == "over"
     assert main(["advise", str(second)]) == 0
-    assert capsys.readouterr().out.startswith("nothing to change: ")
+    assert capsys.readouterr().out.startswith("no setting to change: ")
 
 
 def test_status__of_a_run_whose_syncer_was_killed__says_so_and_does_not_wait(

@@ -224,7 +224,7 @@ def test_console__a_lost_learner_and_its_return_are_said():
     assert lost == ["learner b is lost (stream closed)"]
     over = LifeEndLine(3 * SECOND, "b", B, "replaced", 1, 100, 1.0, (0, 100), (0, 0), (100, 0), (), 0, 0, 0)
     assert console.feed(over) == [
-        "learner b did 1 step in this life (replaced); 50 of its 100 tokens are lost"
+        "learner b did 1 step in this life (replaced); 75 of its 100 tokens are lost"  # three quarters of the model
     ]
     assert console.feed(ready(4, "b", 3)) == ["learner b is back"]
     assert console.feed(NoticeLine(4 * SECOND, "look")) == ["notice: look"]

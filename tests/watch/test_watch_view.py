@@ -168,7 +168,7 @@ def test_finding__effective_outer_step_high() -> None:
 def test_advice__where_nothing_is_wrong_it_says_so_with_figures() -> None:
     (found,) = advice(outer(1.4))
     assert found.kind == "good"
-    assert found.text.startswith("nothing to change: participation ")
+    assert found.text.startswith("no setting to change: participation ")
     assert "effective outer step 1.40" in found.text
 
 

@@ -159,7 +159,7 @@ class Finish:
             return False
         missing = ", ".join(m.life.name for m in self._roster if m.adopted and not m.declared)
         if missing:
-            self._ctx.notice(f"the finish did not wait longer for {missing}; what they had not sent is lost")
+            self._ctx.notice(f"the finish did not wait longer for {missing}; work that was not sent is lost")
         self._slots.close_final("time is over" if awaited else "all declared")
         return True
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from statistics import fmean
+from typing import TypeVar
 
 import plotly.graph_objects as go
 
@@ -14,13 +16,15 @@ from atoll.watch.history import SlotRow, Span
 from atoll.watch.view import RunView
 from atoll.watch.window import agreement
 
+Row = TypeVar("Row")
 POINTS_MAX = 300
 FRAGMENTS_WITH_NUMBERS = 12
 STATES = {
     "ready": ("training", "#2a9d8f"),
-    "idle": ("idle", "#e9c46a"),
+    "idle": ("standing still", "#e9c46a"),
     "joining": ("joining", "#4895ef"),
-    "away": ("away", "#e63946"),
+    "away": ("lost, until it was back", "#e63946"),
+    "gone": ("lost for good", "#6a040f"),
 }
 COLOURS = ("#4895ef", "#f4a261", "#2a9d8f", "#b56fd8", "#e63946", "#8d99ae", "#e9c46a", "#06d6a0")
 ROW_PX, BASE_PX = 30, 150
@@ -72,6 +76,12 @@ class Charts:
         return figure
 
     # ------------------------------------------------------------ loss
+
+    @property
+    def loss_caption(self) -> str:
+        """How to read `loss`."""
+        shown = "; markers: the merged model on held-out text" if self.evals else ""
+        return f"Mean over the steps of all learners{shown}."
 
     def loss(self, over: str) -> go.Figure:
         """Training loss and evaluations. over: tokens | time."""
@@ -136,7 +146,9 @@ class Charts:
         """A learner between two lives is away."""
         spans = self.view.history.spans[name]
         gone = self.view.history.absences(name, self.view.last_ns or 0)
-        away = [Span("away", absence.start_ns, absence.stop_ns, absence.generation, absence.reason) for absence in gone]
+        away = [
+            Span("away" if one.back else "gone", one.start_ns, one.stop_ns, one.generation, one.reason) for one in gone
+        ]
         return [span for span in spans if span.state not in ("away", "ended")] + away
 
     def _stop(self, span: Span) -> int:
@@ -168,7 +180,7 @@ class Charts:
             y=names,
             zmin=0,
             zmax=1,
-            colorscale=[[0, "#e63946"], [0.5, "#e9c46a"], [1, "#2a9d8f"]],
+            colorscale=[[0, "#e63946"], [0.5, "#f4a261"], [0.8, "#e9c46a"], [1, "#2a9d8f"]],
             text=[["" if share is None else f"{100 * share:.0f}" for share in row] for row in shares],
             texttemplate="%{text}" if len(pieces) <= FRAGMENTS_WITH_NUMBERS else "",
             textfont={"color": "#111111", "size": 12},
@@ -192,7 +204,7 @@ class Charts:
         for index, (fate, found) in enumerate(counts.items()):
             colour = "#2a9d8f" if fate == "merged" else COLOURS[(index + 3) % len(COLOURS)]
             figure.add_bar(orientation="h", y=names, x=[found[n] for n in names], name=fate, marker={"color": colour})
-        figure.update_layout(legend={"orientation": "v", "yanchor": "bottom", "y": 1.02, "x": 0})
+        figure.update_layout(legend={"orientation": "v", "yanchor": "bottom", "y": 1.02, "x": 0}, showlegend=True)
         figure.update_yaxes(type="category", autorange="reversed")
         return figure.update_xaxes(title="contributions")
 
@@ -208,7 +220,7 @@ class Charts:
             ("merging and writing", lambda row: row.settled_ns - row.closed_ns - row.collect_ns),
         ):
             xs, ys = self._binned(self._rows, lambda row, value=value: value(row) / 1e6)
-            figure.add_scatter(x=xs, y=ys, name=name, mode="lines", stackgroup="waits", line={"width": 1})
+            figure.add_scatter(x=xs, y=ys, name=name, mode="lines", stackgroup="waits", line={"width": 0})
         figure.update_yaxes(title="ms per slot", rangemode="tozero")
         return self._time_axis(figure)
 
@@ -219,12 +231,12 @@ class Charts:
         assert self.view.config is not None
         each = PAYLOAD_BYTES[self.view.config.payload]
         sizes = [size * each for size in self.view.run.piece_sizes]
-        for name, count in (
-            ("contributions to the syncer", lambda row: len(row.merged)),
-            ("updates to learners", lambda row: row.ready if row.merged else 0),
+        for name, dash, count in (
+            ("contributions to the syncer", "solid", lambda row: len(row.merged)),
+            ("updates to learners", "dot", lambda row: row.ready if row.merged else 0),
         ):
             xs, ys = self._per_second(lambda row, count=count: count(row) * sizes[row.piece])
-            figure.add_scatter(x=xs, y=ys, name=name, mode="lines", line={"shape": "hv"})
+            figure.add_scatter(x=xs, y=ys, name=name, mode="lines", line={"shape": "hv", "dash": dash})
         figure.update_yaxes(title="MB/s", rangemode="tozero")
         return self._time_axis(figure)
 
@@ -240,31 +252,31 @@ class Charts:
 
     def directions(self) -> go.Figure:
         """Cosines between learners, and of merged deltas with the momentum before."""
-        figure = page_figure()
-        for name, value in (
+        return self._over_rounds(
+            "cosine",
             ("two learners in one slot", agreement),
             ("a merged delta and the momentum before it", lambda row: row.follows if row.merged else None),
-        ):
-            rows = [row for row in self._rows if value(row) is not None]
-            xs, ys = self._binned(rows, lambda row, value=value: value(row) or 0.0)
-            if xs:
-                figure.add_scatter(x=xs, y=ys, name=name, mode="lines")
-        figure.update_yaxes(title="cosine")
-        return self._time_axis(figure)
+        )
 
     def norms(self) -> go.Figure:
         """Lengths of merged deltas and of the steps that they became."""
+        return self._over_rounds(
+            "norm",
+            ("merged delta", lambda row: row.delta_norm or None),
+            ("outer step", lambda row: row.step_norm or None),
+        ).update_yaxes(rangemode="tozero")
+
+    def _over_rounds(self, title: str, *lines: tuple[str, Callable[[SlotRow], float | None]]) -> go.Figure:
+        """Means over the newest round at each slot: pieces differ by their nature, and would swing once per round."""
         figure = page_figure()
-        rows = [row for row in self._rows if row.merged]
-        for name, value in (
-            ("merged delta", lambda row: row.delta_norm),
-            ("outer step", lambda row: row.step_norm),
-        ):
-            known = [row for row in rows if value(row)]
-            xs, ys = self._binned(known, value)
-            if xs:
+        for name, value in lines:
+            known = [(row, found) for row in self._rows if row.merged and (found := value(row)) is not None]
+            means = running_means([found for _, found in known], self.view.pieces)
+            points = thinned(list(zip((row.closed_ns for row, _ in known), means, strict=True)), POINTS_MAX)
+            if points:
+                xs, ys = [self._at(ns) for ns, _ in points], [y for _, y in points]
                 figure.add_scatter(x=xs, y=ys, name=name, mode="lines")
-        figure.update_yaxes(title="norm", rangemode="tozero")
+        figure.update_yaxes(title=title)
         return self._time_axis(figure)
 
     def _binned(
@@ -281,6 +293,12 @@ def chunks(rows: Sequence[SlotRow], count_max: int) -> list[tuple[SlotRow | None
     return [(rows[start - 1] if start else None, rows[start : start + size]) for start in range(0, len(rows), size)]
 
 
-def thinned(rows: Sequence[SlotRow], count_max: int) -> Sequence[SlotRow]:
+def running_means(values: Sequence[float], width: int) -> list[float]:
+    """Of each value and the ones before it, `width` in all; fewer at the beginning."""
+    sums = [0.0, *accumulate(values)]
+    return [(sums[i] - sums[max(0, i - width)]) / min(i, width) for i in range(1, len(sums))]
+
+
+def thinned(rows: Sequence[Row], count_max: int) -> Sequence[Row]:
     """At most so many, evenly spread."""
     return rows[:: -(-len(rows) // count_max) or 1]

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from atoll.watch.summary import piece_books, weighted_tokens
 from atoll.watch.tallies import LifeView
 from atoll.watch.view import RunView
 from atoll.watch.window import Window, window
@@ -65,14 +66,15 @@ def advice(view: RunView) -> list[Finding]:
 
 def _all_is_well(view: RunView) -> str:
     whole = window(view, view.settled_slots)
-    figures = {
-        "participation": whole.participation,
-        "share of work merged": whole.kept,
-        "effective outer step": whole.effective_step,
-        "agreement of learners": whole.agreement,
-    }
-    said = ", ".join(f"{name} {value:.2f}" for name, value in figures.items() if value is not None)
-    return f"nothing to change: {said}"
+    tokens = weighted_tokens(view, piece_books(view))
+    figures = (
+        ("participation", whole.participation, f"low below {PARTICIPATION_LEAST:g}"),
+        ("share of work merged", tokens["merged"] / max(1, tokens["computed"]), f"low below {KEPT_LEAST:g}"),
+        ("effective outer step", whole.effective_step, f"high above {EFFECTIVE_MOST:g}"),
+        ("agreement of learners", whole.agreement, f"low below {AGREEMENT_LEAST:g}"),
+    )
+    said = ", ".join(f"{name} {value:.2f} ({limit})" for name, value, limit in figures if value is not None)
+    return f"no setting to change: {said}"
 
 
 def _alone(view: RunView) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from atoll.core.records import (
     StartLine,
 )
 from atoll.watch.history import PRESENT
+from atoll.watch.summary import weighted
 from atoll.watch.tallies import Settled
 from atoll.watch.view import RunView
 
@@ -123,7 +124,7 @@ class ConsoleLines:
     def _life_end(self, record: LifeEndLine) -> list[str]:
         if record.reason in GOOD_ENDS:
             return []
-        lost = sum(record.lost) / max(1, len(record.lost))
+        lost = weighted(self.view, record.lost)
         return [
             f"learner {record.name} did {count(record.steps, 'step')} in this life ({record.reason}); "
             f"{lost:,.0f} of its {record.tokens:,} tokens are lost"

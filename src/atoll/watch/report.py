@@ -14,7 +14,7 @@ from atoll.store.evals import EvalLine
 from atoll.watch.charts import Charts, or_nothing, page_figure
 from atoll.watch.judge import advice
 from atoll.watch.status import status
-from atoll.watch.story import story
+from atoll.watch.story import duration, story
 from atoll.watch.summary import piece_books, weighted_tokens
 from atoll.watch.view import RunView
 
@@ -31,7 +31,7 @@ h2 { font-size: 1.05rem; margin: 0 0 .25rem; }
 p { margin: .25rem 0 .75rem; } .soft { color: var(--soft); font-size: .9rem; }
 .headline { font-size: 1.1rem; }
 ul { margin: .25rem 0 1rem; padding-left: 1.2rem; }
-.grid { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 1rem; }
+.grid { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 1rem; align-items: start; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .9rem; min-width: 0; }
 .wide { grid-column: 1 / -1; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
@@ -75,7 +75,7 @@ def report(view: RunView, evals: Sequence[EvalLine] = (), eval_loss: float | Non
 def loss_cards(charts: Charts) -> list[Card]:
     """Of a run of any mode."""
     return [
-        Card("Loss over tokens", "Mean over all learners' steps, and of the merged model.", charts.loss("tokens")),
+        Card("Loss over tokens", charts.loss_caption, charts.loss("tokens")),
         Card("Loss over time", "The same against the clock.", charts.loss("time")),
     ]
 
@@ -85,7 +85,7 @@ def run_cards(charts: Charts) -> list[Card]:
     return [
         Card(
             "Learners",
-            "Each row is a learner; a cross marks where it was lost. Ticks below are slots.",
+            "Each row is a learner; a cross marks where it was lost. Ticks below are merged slots.",
             charts.timeline(),
             wide=True,
         ),
@@ -95,11 +95,27 @@ def run_cards(charts: Charts) -> list[Card]:
             "Of the slots of a fragment that a learner was ready for, the share into which it was merged, in per cent.",
             charts.participation(),
         ),
-        Card("Contributions", "What became of them. Missed work is not lost: it goes in later.", charts.fates()),
-        Card("Waits", "Where the time of a slot went. No learner waits for any of it.", charts.waits()),
+        Card(
+            "Contributions",
+            "What became of them: one per slot, and one per fragment at the end. What was missed goes in later.",
+            charts.fates(),
+        ),
+        Card(
+            "Waits",
+            "Where the time of a slot went, from the first learner that was there. Learners train on meanwhile.",
+            charts.waits(),
+        ),
         Card("Bandwidth", "Payload in and out of the syncer, without headers and retries.", charts.bandwidth()),
-        Card("Directions", "1: the same direction; 0: nothing in common; below 0: against.", charts.directions()),
-        Card("Lengths", "How long merged deltas are, and the outer steps that they became.", charts.norms()),
+        Card(
+            "Directions",
+            "Mean over a round. 1: the same direction; 0: nothing in common; below 0: against.",
+            charts.directions(),
+        ),
+        Card(
+            "Lengths",
+            "Mean over a round: how long merged deltas are, and the outer steps that they became.",
+            charts.norms(),
+        ),
     ]
 
 
@@ -190,7 +206,7 @@ def tables(view: RunView) -> str:
     tokens = weighted_tokens(view, piece_books(view))
     whole = tokens["computed"] or 1
     ledger = "".join(table_row((name, f"{tokens[name]:,.0f}", f"{tokens[name] / whole:.2%}")) for name in BOOK)
-    settings = "".join(table_row(pair) for pair in sorted(view.run.settings.items())) if view.run else ""
+    settings = "".join(table_row(setting(*pair)) for pair in sorted(view.run.settings.items())) if view.run else ""
     versions = "".join(table_row(pair) for pair in sorted(view.run.versions.items())) if view.run else ""
     start_ns = view.first_ns or 0
     notices = "".join(
@@ -206,6 +222,15 @@ def tables(view: RunView) -> str:
         f'<section class="card"><h2>{name}</h2><div class="scroll"><table>{rows}</table></div></section>'
         for name, rows in cards
     )
+
+
+def setting(name: str, value: object) -> tuple[str, object]:
+    """As people read it."""
+    if name.endswith("_ns") and isinstance(value, int):
+        return name.removesuffix("_ns"), duration(value / 1e9)
+    if name == "quorum" and not value:
+        return name, "half of the ready learners"
+    return ("learners at the start" if name == "learners" else name), value
 
 
 def page(title: str, body: str) -> str:

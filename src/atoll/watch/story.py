@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from atoll.watch.history import Absence
 from atoll.watch.lines import GOOD_ENDS, count
-from atoll.watch.summary import piece_books, weighted_tokens
+from atoll.watch.summary import piece_books, weighted, weighted_tokens
 from atoll.watch.view import BROKEN_OFF, ENDED, RunView
 
 TOLD_MOST = 3
@@ -71,8 +71,10 @@ def _headline(view: RunView, eval_loss: float | None) -> str:
 
 def _losses(view: RunView, eval_loss: float | None) -> str:
     if eval_loss is not None:
-        return f"The held-out loss of the model is {eval_loss:.4f}."
-    return f"The training loss of the newest tenth is {view.recent.mean:.4f}." if view.recent.mean is not None else ""
+        return f"The held-out loss of the model is {eval_loss:.4f} nats."
+    if view.recent.mean is None:
+        return ""
+    return f"The training loss is {view.recent.mean:.4f} nats, the mean over the newest tenth of all tokens."
 
 
 def _faults(view: RunView) -> str:
@@ -138,9 +140,9 @@ def _learner(view: RunView, name: str) -> str:
     merged = f", merged into {100 * share.mean:.0f}% of the slots that it was ready for" if share and share.mean else ""
     said = [f"{name}: {count(steps, 'step')}, {tokens:,} tokens{merged}."]
     said += [_joined(view, name), _speed(view, name), *_absences(view, name), _stood(view, name)]
-    lost = sum(sum(life.end.lost) for life in lives if life.end is not None)
+    lost = sum(weighted(view, life.end.lost) for life in lives if life.end is not None)
     if lost:
-        said.append(f"{lost / max(1, view.pieces):,.0f} of its tokens are lost.")
+        said.append(f"The work of {lost:,.0f} of its tokens is lost.")
     missed = sum(n for (who, _, fate, _), n in view.history.fates.items() if who == name and fate == "missed")
     refused = sum(n for (who, _, fate, _), n in view.history.fates.items() if who == name and fate == "refused")
     if missed:

@@ -6,7 +6,7 @@ Times are of the syncer's monotonic clock. P pieces with z_p values each; Z = su
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -124,13 +124,15 @@ def _fates(life: LifeView, piece: int) -> dict[str, int]:
 
 def weighted_tokens(view: RunView, books: Mapping[str, list[int]]) -> dict[str, float]:
     """Figures for people: sum_p z_p * tokens_p / Z. `computed` is the same for every piece and stays an integer."""
-    sizes = view.run.piece_sizes if view.run else ()
-    whole = sum(sizes)
-    tokens: dict[str, float] = {}
-    for name, row in books.items():
-        tokens[name] = sum(size * n for size, n in zip(sizes, row, strict=True)) / whole if whole else 0.0
+    tokens: dict[str, float] = {name: weighted(view, row) for name, row in books.items()}
     tokens["computed"] = books["computed"][0] if books["computed"] else 0
     return tokens
+
+
+def weighted(view: RunView, per_piece: Sequence[int]) -> float:
+    """Mean over pieces, by their sizes."""
+    sizes = view.run.piece_sizes if view.run and per_piece else ()
+    return sum(size * n for size, n in zip(sizes, per_piece, strict=True)) / sum(sizes) if sizes else 0.0
 
 
 def participation(view: RunView) -> dict[str, Any]:
