@@ -209,6 +209,45 @@ def test_fetch__has_its_part_of_what_all_may_have_where_the_link_is_fast(monkeyp
         assert rate == pytest.approx(observers.BYTES_PER_S / (1 + others), rel=0.01)
 
 
+def test_observers__at_the_end_of_a_run_are_waited_for__but_not_for_ever(monkeypatch) -> None:
+    monkeypatch.setattr(observers, "LAST_FETCH_S", 0.2)
+
+    class Slow(Context):
+        go_on = asyncio.Event()
+
+        async def write(self, chunk: pb.FetchChunk) -> None:
+            if chunk.data:
+                await self.go_on.wait()
+
+    async def work(over: bool) -> list[str]:
+        Slow.go_on = asyncio.Event()
+        served = observers.Observers(
+            "r", "t", opened=lambda: None, published=lambda: one_piece(10), learners_ns=lambda: 0
+        )
+        said: list[str] = []
+        fetching = asyncio.ensure_future(served.fetch(pb.FetchRequest(run_id="r", wait_ns=10**15), Slow()))
+        fetching.add_done_callback(lambda _: said.append("fetched"))
+        await asyncio.sleep(0)
+        served.end(over=over)
+        asyncio.get_running_loop().call_later(0.05 if over else 10, Slow.go_on.set)
+        await served.last_fetches()
+        said.append("ended")
+        Slow.go_on.clear()
+        if over:
+            again = asyncio.ensure_future(served.fetch(pb.FetchRequest(run_id="r"), Slow()))
+            await asyncio.sleep(0)
+            await served.last_fetches()
+            said.append("gave up")
+            again.cancel()
+            await asyncio.wait([again])
+        fetching.cancel()
+        await asyncio.wait([fetching])
+        return said
+
+    assert asyncio.run(work(over=True)) == ["fetched", "ended", "gave up"]
+    assert asyncio.run(work(over=False))[0] == "ended", "a run that breaks off waits for nobody"
+
+
 def test_fetch__that_nobody_takes__is_ended(monkeypatch) -> None:
     monkeypatch.setattr(observers, "STALL_S", 0.05)
 

@@ -33,6 +33,8 @@ BYTES_PER_S = 64 * MIB
 OBSERVE_S = 0.2
 """An Observe takes at least so long: with OBSERVERS_MAX a bound on how many there are per second."""
 CHUNK_BYTES = 256 * 1024
+LAST_FETCH_S = 60.0
+"""So long the syncer stays at the end of a run for those who fetch its last model."""
 STALL_S = 60.0
 """A chunk that is not taken for so long ends the fetch."""
 WAIT_NS_MAX = 366 * 86_400 * 10**9
@@ -58,6 +60,8 @@ class Observers:
         self._published = published
         self._learners_ns = learners_ns
         self._here = 0
+        self._nobody = asyncio.Event()
+        self._nobody.set()
         self._turn = asyncio.Semaphore(FETCHES_MAX)
         self._moving = 0
         self._ended = asyncio.Event()
@@ -83,6 +87,12 @@ class Observers:
         self._over |= over
         self._ended.set()
 
+    async def last_fetches(self) -> None:
+        """After the end: until those who are here have what they came for."""
+        if self._over:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._nobody.wait(), LAST_FETCH_S)
+
     # ------------------------------------------------------------ calls
 
     @asynccontextmanager
@@ -92,10 +102,13 @@ class Observers:
         if self._here >= OBSERVERS_MAX:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the syncer has {self._here} observers, its most")
         self._here += 1
+        self._nobody.clear()
         try:
             yield
         finally:
             self._here -= 1
+            if not self._here:
+                self._nobody.set()
 
     async def observe(self, request: pb.ObserveRequest, context: Any) -> pb.ObserveResult:
         """What is trained, and the port of the bulk service."""

@@ -146,6 +146,7 @@ class SyncerServer:
             for stream in self._control.streams.values():
                 stream.close()
             self._observers.end(over=False)
+            await self._observers.last_fetches()
             await asyncio.gather(*(server.stop(GOODBYE_S) for server in (control, bulk)))
             self._worker.shutdown()
             self._tape.close()
