@@ -28,6 +28,8 @@ def test_trial__every_method_learns_and_says_what_it_cost(method: str, corpus: C
     settings = SETTINGS if method == "atoll" else {}
     outcome = run_trial(Trial(method=method, settings=settings, **SHORT), corpus)
     assert outcome.loss < 0.98 * math.log(256), "an untrained model guesses among 256 bytes"
+    assert len(outcome.curve) >= 8
+    assert outcome.curve[-1] < outcome.curve[0]
     steps = outcome.tokens / (8 * 128) / (1 if method == "alone" else 2)
     assert steps == 8 if method != "atoll" else 8 <= steps <= 10
     assert (outcome.participation == 1.0) == (method == "atoll")

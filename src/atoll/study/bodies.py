@@ -11,23 +11,35 @@ from torch import Tensor, nn
 from atoll.core.config import RunConfig
 from atoll.core.layout import Layout
 from atoll.core.messages import Announce
-from atoll.tensors.codec import decode, encode
-from atoll.tensors.flat import gather, parameters_by_name, scatter_
+from atoll.tensors.codec import decode, encode, payload_bytes
 from atoll.tensors.merge import Method, merge_piece
 from atoll.tensors.outer import nesterov
-from atoll.tensors.take import displacement, rebase
+from atoll.train.pieces import Pieces
+
+
+class Heap:
+    """Buffers of one learner in ordinary memory (train.pieces.Buffers); one place, since an update is taken at once."""
+
+    def __init__(self, layout: Layout, payload: str) -> None:
+        self._uploads = [bytearray(payload_bytes(piece.size, payload)) for piece in layout.pieces]
+        self._place = bytearray(max(map(len, self._uploads)))
+
+    def upload(self, piece: int) -> memoryview:
+        """The upload buffer of a piece."""
+        return memoryview(self._uploads[piece])
+
+    def place(self, place: int, size_bytes: int) -> memoryview:
+        """Where the update that is taken lies."""
+        return memoryview(self._place)[:size_bytes]
 
 
 class ModelBody(ABC):
-    """One learner's model (sim.bodies.Body). What a step does is the subclass's."""
+    """One learner's model (sim.bodies.Body), with the pieces of a real learner. What a step does is the subclass's."""
 
     def __init__(self, model: nn.Module, layout: Layout, payload: str) -> None:
         self.model = model
-        self._layout = layout
-        self._payload = payload
-        self._params = parameters_by_name(model)
-        self._anchors: dict[int, Tensor] = {}
-        self._sent: dict[int, Tensor] = {}
+        self._heap = Heap(layout, payload)
+        self._pieces = Pieces(model, layout, payload, self._heap)
 
     @abstractmethod
     def step(self, tokens: int) -> None:
@@ -35,44 +47,37 @@ class ModelBody(ABC):
 
     def flat(self, piece: int) -> Tensor:
         """Theta of a piece, fp32 [P]."""
-        return gather(self._params, self._layout.pieces[piece])
+        return self._pieces.theta(piece)
 
-    def _decode(self, data: Tensor, piece: int) -> Tensor:
-        return decode(data, self._payload, self._layout.pieces[piece].size)
+    def _uploaded(self, piece: int) -> Tensor:
+        return torch.frombuffer(self._heap.upload(piece), dtype=torch.uint8).clone()
 
     def capture(self, announce: Announce) -> Tensor:
         """theta - A of a piece, encoded."""
-        piece = announce.piece
-        data = encode(displacement(self.flat(piece), self._anchors[piece]), self._payload)
-        self._sent[piece] = self._decode(data, piece)
-        return data
+        self._pieces.capture(announce.piece)
+        return self._uploaded(announce.piece)
 
     def capture_seed(self) -> list[Tensor]:
         """Version 0 of every piece, encoded."""
-        return [encode(self.flat(piece.index), self._payload) for piece in self._layout.pieces]
+        return [self._uploaded(piece) for piece in range(len(self._pieces.capture_seed()))]
 
     def take(self, piece: int, payload: Tensor, how: str, *, subtract_sent: bool) -> None:
         """Take an update: adopt | overwrite | rebase."""
-        anchor = self._decode(payload, piece)
-        theta = anchor
-        if how == "rebase":
-            sent = self._sent[piece] if subtract_sent else None
-            theta = rebase(self.flat(piece), self._anchors[piece], anchor, sent)
-        scatter_(self._params, self._layout.pieces[piece], theta)
-        self._anchors[piece] = anchor
+        torch.frombuffer(self._heap.place(0, len(payload)), dtype=torch.uint8).copy_(payload)
+        self._pieces.take(piece, 0, how, subtract_sent=subtract_sent)
 
     def revert(self, piece: int) -> None:
         """Back to the anchor."""
-        scatter_(self._params, self._layout.pieces[piece], self._anchors[piece])
+        self._pieces.revert(piece)
 
     def check(self, piece: int, tokens: int, *, over: bool) -> None:
         """The books are checked with stand-ins; a tensor does not tell its tokens."""
-        assert piece in self._anchors or not tokens, f"piece {piece} was trained without first parameters"
+        assert piece in self._pieces.anchored or not tokens, f"piece {piece} was trained without first parameters"
 
     def check_end(self) -> None:
         """AssertionError where theta is not exactly the final version."""
-        for piece, anchor in self._anchors.items():
-            assert torch.equal(self.flat(piece), anchor), f"piece {piece} is not the final version"
+        for piece in self._pieces.anchored:
+            assert torch.equal(self.flat(piece), self._pieces.anchor(piece)), f"piece {piece} is not the final version"
 
 
 class TensorShop:

@@ -36,6 +36,7 @@ from atoll.tensors.measure import cosine
 
 METHODS = ("atoll", "data-parallel", "alone", "averaged-once")
 STEP_NS, JITTER = 100 * MS, 0.02
+CURVE_POINTS = 20
 MUON_SHARE = 20
 """Muon's rate beside AdamW's: the recipe's two defaults, so that one number tunes both."""
 
@@ -76,6 +77,8 @@ class Outcome:
     """Computed by all learners together. `atoll` computes a step or two more per learner: the end is heard of late."""
     train_s: float
     """Wall time of the trial; what it was run on is not part of it."""
+    curve: list[float]
+    """Mean training loss of each twentieth of the steps, over the learners, each with its own model before its step."""
     participation: float | None = None
     """Share of (slot, learner) pairs merged."""
     autocorrelation: float | None = None
@@ -89,9 +92,17 @@ def run_trial(trial: Trial, corpus: Corpus) -> Outcome:
     started = time.perf_counter()
     run = {"atoll": _atoll, "data-parallel": _data_parallel, "alone": _alone, "averaged-once": _averaged_once}
     task = task_of(trial.model, corpus)
-    model, figures = run[trial.method](trial, task)
+    model, trainees, figures = run[trial.method](trial, task)
+    figures["curve"] = _curve([trainee.losses for trainee in trainees])
     figures.setdefault("tokens", trial.steps * task.tokens * (1 if trial.method == "alone" else trial.learners))
     return Outcome(loss=task.loss(model), train_s=round(time.perf_counter() - started, 1), **figures)
+
+
+def _curve(losses: list[list[float]]) -> list[float]:
+    """Means of CURVE_POINTS parts, the same steps of all."""
+    mean = [fmean(step) for step in zip(*losses, strict=False)]
+    size = max(1, len(mean) // CURVE_POINTS)
+    return [round(fmean(mean[start : start + size]), 4) for start in range(0, len(mean), size)][:CURVE_POINTS]
 
 
 class Trainee:
@@ -105,6 +116,7 @@ class Trainee:
         self._optimizer = make_optimizer(
             self.model, lr=trial.lr, weight_decay=decay, inner=trial.inner, muon_lr=MUON_SHARE * trial.lr
         )
+        self.losses: list[float] = []
         self._batches = task.batches(learner_index=index, learners=trial.learners, seed=trial.seed)
 
     def batch(self) -> tuple[Tensor, Tensor]:
@@ -116,8 +128,12 @@ class Trainee:
         set_rate(self._optimizer, self._lr * rate_factor(progress, warmup=TrainConfig.warmup))
         drawn = [self.batch(), *(other.batch() for other in others)]
         inputs, targets = (torch.cat(parts) for parts in zip(*drawn, strict=True))
-        train_step(self.model, self._optimizer, inputs, targets, clip=TrainConfig.clip, who=self._who)
+        loss = train_step(self.model, self._optimizer, inputs, targets, clip=TrainConfig.clip, who=self._who)
+        self.losses.append(loss)
 
+
+Result = tuple[nn.Module, list[Trainee], dict[str, Any]]
+"""(final model, who trained, figures of the outcome)"""
 
 # ---------------------------------------------------------------- the method
 
@@ -158,12 +174,14 @@ def _cosine(a: Tensor, b: Tensor) -> float:
     return cosine(a, b) or 0.0
 
 
-def _atoll(trial: Trial, task: Task) -> tuple[nn.Module, dict[str, Any]]:
+def _atoll(trial: Trial, task: Task) -> Result:
+    trainees: list[Trainee] = []
     shops: list[MeasuringShop] = []
     model = task.build(trial.seed)
 
     def make_body(world: World, life: Life) -> TraineeBody:
-        return TraineeBody(world, life, Trainee(trial, task, int(life.name[1:])))
+        trainees.append(Trainee(trial, task, int(life.name[1:])))
+        return TraineeBody(world, life, trainees[-1])
 
     def make_shop(world: World) -> MeasuringShop:
         shops.append(MeasuringShop(world))
@@ -189,7 +207,7 @@ def _atoll(trial: Trial, task: Task) -> tuple[nn.Module, dict[str, Any]]:
     world.run()
     body = world.lives[0].body
     assert isinstance(body, ModelBody)
-    return body.model, _figures(world, shops[0])
+    return body.model, trainees, _figures(world, shops[0])
 
 
 def _figures(world: World, shop: MeasuringShop) -> dict[str, Any]:
@@ -205,27 +223,28 @@ def _figures(world: World, shop: MeasuringShop) -> dict[str, Any]:
 # ---------------------------------------------------------------- what it is compared with
 
 
-def _data_parallel(trial: Trial, task: Task) -> tuple[nn.Module, dict[str, Any]]:
+def _data_parallel(trial: Trial, task: Task) -> Result:
     first, *others = [Trainee(trial, task, index) for index in range(trial.learners)]
     for step in range(trial.steps):
         first.train(step / trial.steps, *others)
-    return first.model, {}
+    return first.model, [first], {}
 
 
-def _trained_alone(trial: Trial, task: Task, index: int) -> nn.Module:
+def _trained_alone(trial: Trial, task: Task, index: int) -> Trainee:
     trainee = Trainee(trial, task, index)
     for step in range(trial.steps):
         trainee.train(step / trial.steps)
-    return trainee.model
+    return trainee
 
 
-def _alone(trial: Trial, task: Task) -> tuple[nn.Module, dict[str, Any]]:
-    return _trained_alone(trial, task, 0), {}
+def _alone(trial: Trial, task: Task) -> Result:
+    trainee = _trained_alone(trial, task, 0)
+    return trainee.model, [trainee], {}
 
 
-def _averaged_once(trial: Trial, task: Task) -> tuple[nn.Module, dict[str, Any]]:
-    models = [_trained_alone(trial, task, index) for index in range(trial.learners)]
+def _averaged_once(trial: Trial, task: Task) -> Result:
+    trainees = [_trained_alone(trial, task, index) for index in range(trial.learners)]
     with torch.no_grad():
-        for first, *rest in zip(*(model.parameters() for model in models), strict=True):
+        for first, *rest in zip(*(trainee.model.parameters() for trainee in trainees), strict=True):
             first.copy_(torch.stack([first, *rest]).mean(0))
-    return models[0], {}
+    return trainees[0].model, trainees, {}

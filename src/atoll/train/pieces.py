@@ -3,48 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from atoll.core.layout import Layout
 from atoll.errors import ConfigError
-from atoll.runtime.memory import SharedMemory
-from atoll.tensors.codec import decode, encode
+from atoll.tensors.codec import decode, encode, payload_bytes
 from atoll.tensors.flat import gather, parameters_by_name, scatter_
 from atoll.tensors.take import displacement, overwrite, rebase, revert
 
 
+class Buffers(Protocol):
+    """Where bytes to send and bytes received lie: runtime.memory.SharedMemory, or anything like it."""
+
+    def upload(self, piece: int) -> memoryview:
+        """The upload buffer of a piece."""
+
+    def place(self, place: int, size_bytes: int) -> memoryview:
+        """The first `size_bytes` of a download place."""
+
+
 class Pieces:
-    """Moves pieces between a model and shared memory.
+    """Moves pieces between a model and buffers.
 
     Per piece it keeps the anchor A, the bits as received. What was sent lies in the piece's upload buffer until the
     contribution is settled.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, payload: str, memory: SharedMemory) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, payload: str, buffers: Buffers) -> None:
         self._params = parameters_by_name(model)
         self._layout = layout
         self._payload = payload
-        self._memory = memory
+        self._buffers = buffers
         self._anchors: dict[int, Tensor] = {}
         self._device = _common_device(self._params)
 
     def _upload(self, piece: int) -> Tensor:
-        return torch.frombuffer(self._memory.upload(piece), dtype=torch.uint8)
+        return torch.frombuffer(self._buffers.upload(piece), dtype=torch.uint8)
 
     def _place(self, piece: int, place: int) -> Tensor:
-        assert self._memory.plan is not None
-        size_bytes = self._memory.plan.upload_bytes[piece]
-        return torch.frombuffer(self._memory.place(place, size_bytes), dtype=torch.uint8)
+        size_bytes = payload_bytes(self._layout.pieces[piece].size, self._payload)
+        return torch.frombuffer(self._buffers.place(place, size_bytes), dtype=torch.uint8)
 
     def _decode(self, raw: Tensor, piece: int) -> Tensor:
         return decode(raw, self._payload, self._layout.pieces[piece].size)
 
-    def _anchor(self, piece: int) -> Tensor:
+    @property
+    def anchored(self) -> set[int]:
+        """Pieces that have an anchor: first parameters have come."""
+        return set(self._anchors)
+
+    def anchor(self, piece: int) -> Tensor:
+        """A of a piece, fp32 [P] on the CPU."""
         return self._decode(self._anchors[piece], piece)
 
-    def _theta(self, piece: int) -> Tensor:
+    def theta(self, piece: int) -> Tensor:
         """The piece as it is now: fp32 on the CPU; from an accelerator in one copy."""
         spec = self._layout.pieces[piece]
         if self._device.type == "cpu":
@@ -57,14 +72,14 @@ class Pieces:
 
     def capture(self, piece: int) -> None:
         """sent = encode(theta - A), into the upload buffer."""
-        encode(displacement(self._theta(piece), self._anchor(piece)), self._payload, out=self._upload(piece))
+        encode(displacement(self.theta(piece), self.anchor(piece)), self._payload, out=self._upload(piece))
 
     def capture_seed(self) -> tuple[int, ...]:
         """Version 0: theta of every piece into the upload buffers; sizes in bytes."""
         sizes = []
         for piece in self._layout.pieces:
             buffer = self._upload(piece.index)
-            encode(self._theta(piece.index), self._payload, out=buffer)
+            encode(self.theta(piece.index), self._payload, out=buffer)
             sizes.append(len(buffer))
         return tuple(sizes)
 
@@ -74,7 +89,7 @@ class Pieces:
         anchor_new = self._decode(raw, piece)
         if how == "rebase":
             sent = self._decode(self._upload(piece), piece) if subtract_sent else None
-            self._write(piece, rebase(self._theta(piece), self._anchor(piece), anchor_new, sent))
+            self._write(piece, rebase(self.theta(piece), self.anchor(piece), anchor_new, sent))
         else:
             self._write(piece, overwrite(anchor_new))
         if piece in self._anchors:
@@ -84,7 +99,7 @@ class Pieces:
 
     def revert(self, piece: int) -> None:
         """theta = A: a contribution was refused."""
-        self._write(piece, revert(self._anchor(piece)))
+        self._write(piece, revert(self.anchor(piece)))
 
 
 def _common_device(params: Mapping[str, Tensor]) -> torch.device:
