@@ -36,7 +36,7 @@ RESULTS = Path(__file__).parent.parent / "docs" / "quality.jsonl"
 BASE: dict[str, Any] = {"fragments": 8, "interval": 24}
 AXES: dict[str, list[dict[str, Any]]] = {
     "inner": [{"inner": "muon"}],
-    "overlap": [{"overlap": 0}, {"way_steps": 0.9}, {"overlap": 6, "way_steps": 2.9}],
+    "overlap": [{"overlap": 0}, {"way_steps": 0.9}, {"overlap": 6, "way_steps": 2.9, "fragments": 2}],
     "rounds": [{"interval": 8}, {"interval": 48}, {"fragments": 4}, {"fragments": 1}],
     "outer step": [
         {"outer_lr": 0.5, "outer_momentum": 0.0},

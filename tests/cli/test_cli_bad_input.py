@@ -65,7 +65,7 @@ TRAIN = [
     (["--outer-momentum", "1"], "outer_momentum=1.0 must be at least 0 and below 1"),
     (["--inner-lr", "0"], "inner_lr=0.0 must be a finite number above 0"),
     (["--inner", "sgd"], "inner='sgd' is unknown; choose one of adamw, muon"),
-    (["--muon-lr", "0.01"], "muon_lr=0.01 does nothing with inner='adamw'; omit it, or use muon"),
+    (["--inner", "adamw", "--muon-lr", "0.01"], "muon_lr=0.01 does nothing with inner='adamw'; omit it, or use muon"),
     (["--inner", "muon", "--muon-lr", "inf"], "muon_lr=inf must be a finite number above 0"),
     (["--learners", "0"], "learners=0 must be between 1 and 256"),
     (["--steps", "0"], "steps=0 must be between 1 and"),

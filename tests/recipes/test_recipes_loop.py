@@ -76,13 +76,13 @@ def test_train__steps_until_told_to_stop_and_learns(config):
 
 def test_train__follows_the_run_s_progress(config):
     learner = WoodenLearner(limit=20)
-    train(config(lr=0.01, warmup=0.25), join=learner.join)
+    train(config(inner="adamw", lr=0.01, warmup=0.25), join=learner.join)
     assert learner.rates == pytest.approx([0.01 * rate_factor(i / 20, warmup=0.25) for i in range(20)])
 
 
 def test_train__one_that_comes_back_warms_up_again(config):
     learner = WoodenLearner(limit=10, start=0.5)
-    train(config(lr=0.01, rewarm_steps=4), join=learner.join)
+    train(config(inner="adamw", lr=0.01, rewarm_steps=4), join=learner.join)
     plain = [0.01 * rate_factor(0.5 + i / 20, warmup=0.05) for i in range(10)]
     factors = [rate / base for rate, base in zip(learner.rates, plain, strict=True)]
     assert factors == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1, 1])

@@ -94,3 +94,13 @@ def test_muon__on_a_torch_without_it_says_which_torch_has_it(monkeypatch):
     monkeypatch.delattr(torch.optim, "Muon")
     with pytest.raises(ConfigError, match=r"inner='muon' needs torch 2\.9 or newer, and this is torch .*; upgrade it"):
         TrainConfig(name="l1", run_dir=Path("run"), inner="muon")
+
+
+def test_inner__is_muon_where_torch_has_it__with_rates_that_belong_together(monkeypatch):
+    chosen = TrainConfig(name="l1", run_dir=Path("run"))
+    assert (chosen.inner, chosen.preset().lr) == ("muon", 1e-3)
+    assert TrainConfig(name="l1", run_dir=Path("run"), muon_lr=0.04).preset().lr == 2e-3
+    assert TrainConfig(name="l1", run_dir=Path("run"), lr=5e-4).preset().lr == 5e-4
+    monkeypatch.delattr(torch.optim, "Muon")
+    plain = TrainConfig(name="l1", run_dir=Path("run"))
+    assert (plain.inner, plain.preset().lr) == ("adamw", 4e-3)

@@ -38,9 +38,10 @@ class LearnerCommand:
     seed: int = 0
     """Of the first weights and the data order."""
     inner_lr: float | None = None
-    """Peak rate of AdamW; default 1e-3."""
-    inner: str = "adamw"
-    """adamw, or muon: Muon for the hidden matrices, AdamW for embeddings, gains and head. Muon needs torch 2.9."""
+    """Peak rate of AdamW; default 1e-3 beside Muon, alone the model's (4e-3 of tiny, 1e-3 of small)."""
+    inner: str | None = None
+    """muon: Muon for the hidden matrices, AdamW for embeddings, gains and head; or adamw, for all. Default: muon, where
+    torch has it (2.9)."""
     muon_lr: float | None = None
     """Peak rate of Muon; default 0.02."""
     slow_factor: float = 1.0

@@ -476,7 +476,7 @@ def recipe_of(train: TrainConfig) -> dict[str, str | int | float]:
         "batch": preset.batch,
         "length": preset.length,
         "inner_lr": preset.lr,
-        "inner": train.inner,
+        "inner": str(train.inner),
         **({"muon_lr": train.muon_lr or MUON_LR} if train.inner == "muon" else {}),
     }
 

@@ -20,7 +20,16 @@ from atoll.core.config import SEED_MAX, choice
 from atoll.errors import ConfigError, DivergedError
 from atoll.recipes.data import Corpus, batches, check_corpus, load_corpus
 from atoll.recipes.model import MODELS, ByteModel, build_model
-from atoll.recipes.muon import MUON_LR, RATE_SHARE, MuonAdamW, check_muon, hidden_matrices, make_muon
+from atoll.recipes.muon import (
+    ADAMW_SHARE,
+    MUON_LR,
+    RATE_SHARE,
+    MuonAdamW,
+    check_muon,
+    has_muon,
+    hidden_matrices,
+    make_muon,
+)
 from atoll.recipes.schedule import rate_factor, rewarm_factor
 
 
@@ -33,15 +42,15 @@ class Preset:
     length: int
     """Bytes per window."""
     lr: float
-    """Peak rate of AdamW."""
+    """Peak rate of AdamW, where it trains all of the model."""
 
 
 BALANCE_WEIGHT = 0.01
 """Of the experts' balance beside the loss (arXiv 2101.03961)."""
 
 PRESETS = {
-    "tiny": Preset(batch=8, length=128, lr=1e-3),
-    "tiny-moe": Preset(batch=8, length=128, lr=1e-3),
+    "tiny": Preset(batch=8, length=128, lr=4e-3),
+    "tiny-moe": Preset(batch=8, length=128, lr=4e-3),
     "small": Preset(batch=4, length=256, lr=1e-3),
 }
 
@@ -72,9 +81,9 @@ class TrainConfig:
     length: int | None = None
     """Bytes per window."""
     lr: float | None = None
-    """Peak learning rate."""
-    inner: str = "adamw"
-    """adamw, or muon: Muon for the hidden matrices, AdamW for the rest."""
+    """Peak rate of AdamW. None: the preset's; with Muon beside it ADAMW_SHARE of Muon's."""
+    inner: str | None = None
+    """muon: Muon for the hidden matrices, AdamW for the rest; or adamw. None: muon, where torch has it."""
     muon_lr: float | None = None
     """Peak rate of Muon; `lr` is that of the rest. None: MUON_LR."""
     warmup: float = 0.05
@@ -113,6 +122,8 @@ class TrainConfig:
             raise ConfigError(f"warmup={self.warmup} must be from 0 to 1, a share of the run")
 
     def _check_inner(self) -> None:
+        if self.inner is None:
+            object.__setattr__(self, "inner", "muon" if has_muon() else "adamw")
         choice("inner", self.inner, INNERS)
         if self.inner == "muon":
             check_muon()
@@ -124,9 +135,8 @@ class TrainConfig:
     def preset(self) -> Preset:
         """Batch, length and rate in force."""
         base = PRESETS[self.model]
-        return Preset(
-            batch=self.batch or base.batch, length=self.length or base.length, lr=self.lr or base.lr
-        )
+        lr = ADAMW_SHARE * (self.muon_lr or MUON_LR) if self.inner == "muon" else base.lr
+        return Preset(batch=self.batch or base.batch, length=self.length or base.length, lr=self.lr or lr)
 
 
 class Learner(Protocol):
@@ -246,7 +256,7 @@ def own_batches(corpus: Corpus, config: TrainConfig, generation: int) -> Iterato
 def optimizer_of(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer that `config` asks for."""
     lr, decay = config.preset().lr, config.weight_decay
-    return make_optimizer(model, lr=lr, weight_decay=decay, inner=config.inner, muon_lr=config.muon_lr)
+    return make_optimizer(model, lr=lr, weight_decay=decay, inner=str(config.inner), muon_lr=config.muon_lr)
 
 
 def make_optimizer(

@@ -17,6 +17,8 @@ from atoll.errors import ConfigError
 from atoll.tensors.flat import parameters_by_name, specs_of
 
 MUON_LR = 0.02
+ADAMW_SHARE = 0.05
+"""Rate of AdamW beside Muon, as a multiple of Muon's: tuned together (docs/QUALITY.md)."""
 TORCH_WITH_MUON = "2.9"
 RATE_SHARE = "rate_share"
 """Key of a parameter group: its rate as a multiple of the optimizer's."""
@@ -59,9 +61,14 @@ class MuonAdamW(torch.optim.Optimizer):
         self._link()
 
 
+def has_muon() -> bool:
+    """Whether this torch has Muon."""
+    return hasattr(torch.optim, "Muon")
+
+
 def check_muon() -> None:
     """ConfigError where this torch has no Muon."""
-    if not hasattr(torch.optim, "Muon"):
+    if not has_muon():
         raise ConfigError(
             f"inner='muon' needs torch {TORCH_WITH_MUON} or newer, and this is torch {torch.__version__}; upgrade it, "
             "or use inner='adamw'"

@@ -26,6 +26,7 @@ from atoll.core.records import LifeEndLine, SlotLine
 from atoll.errors import ConfigError
 from atoll.recipes.data import Corpus
 from atoll.recipes.loop import INNERS, TrainConfig, make_optimizer, set_rate, train_step
+from atoll.recipes.muon import ADAMW_SHARE
 from atoll.recipes.schedule import rate_factor
 from atoll.sim.plan import MS, LearnerSpec
 from atoll.sim.world import World
@@ -37,8 +38,6 @@ from atoll.tensors.measure import cosine
 METHODS = ("atoll", "data-parallel", "alone", "averaged-once")
 STEP_NS, JITTER = 100 * MS, 0.02
 CURVE_POINTS = 20
-MUON_SHARE = 20
-"""Muon's rate beside AdamW's: the recipe's two defaults, so that one number tunes both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +53,7 @@ class Trial:
     lr: float = 1e-3
     """Peak rate of the inner optimizer."""
     inner: str = "adamw"
-    """adamw or muon. Muon's own peak rate is MUON_SHARE times `lr`."""
+    """adamw or muon. `lr` is AdamW's rate, and ADAMW_SHARE of Muon's: one number tunes both."""
     settings: dict[str, Any] = field(default_factory=dict)
     way_steps: float = 0.01
     """How long a message is on its way to or from the syncer, in steps of a learner. Tokens do not change with it."""
@@ -114,7 +113,7 @@ class Trainee:
         self._lr = trial.lr
         decay = TrainConfig.weight_decay
         self._optimizer = make_optimizer(
-            self.model, lr=trial.lr, weight_decay=decay, inner=trial.inner, muon_lr=MUON_SHARE * trial.lr
+            self.model, lr=trial.lr, weight_decay=decay, inner=trial.inner, muon_lr=trial.lr / ADAMW_SHARE
         )
         self.losses: list[float] = []
         self._batches = task.batches(learner_index=index, learners=trial.learners, seed=trial.seed)
