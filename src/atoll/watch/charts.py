@@ -12,7 +12,8 @@ import plotly.graph_objects as go
 
 from atoll.core.config import PAYLOAD_BYTES
 from atoll.store.evals import EvalLine
-from atoll.watch.history import SlotRow, Span
+from atoll.watch.history import LONG_RUN_NS, SlotRow, Span
+from atoll.watch.story import slower
 from atoll.watch.view import RunView
 from atoll.watch.window import agreement
 
@@ -64,7 +65,7 @@ class Charts:
         self.view = view
         self.evals = evals
         self._start_ns = view.first_ns or 0
-        long = view.last_ns is not None and view.last_ns - self._start_ns > 600e9
+        long = view.last_ns is not None and view.last_ns - self._start_ns >= LONG_RUN_NS
         self._unit_ns, self._unit = (60e9, "minutes") if long else (1e9, "seconds")
         self._rows = [r for s, r in sorted(view.history.slots.items()) if r.settled_ns and view.regular(s)]
 
@@ -139,8 +140,15 @@ class Charts:
             hovertemplate="slot %{customdata[0]}, fragment %{customdata[1]}: "
             "%{customdata[2]} of %{customdata[3]} merged",
         )
-        figure.update_yaxes(categoryorder="array", categoryarray=["slots", *reversed(names)], type="category")
+        rows_down = ["slots", *reversed(names)]
+        figure.update_yaxes(categoryorder="array", categoryarray=rows_down, type="category")
+        figure.update_yaxes(tickvals=rows_down, ticktext=["slots", *map(self._who, reversed(names))])
         return self._time_axis(figure)
+
+    def _who(self, name: str) -> str:
+        """A learner, and what its row does not show."""
+        slow = slower(self.view, name)
+        return f"{name} ({slow[0]:.1f}x slower)" if slow else name
 
     def _spans(self, name: str) -> list[Span]:
         """A learner between two lives is away."""

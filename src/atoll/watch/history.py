@@ -15,6 +15,8 @@ from atoll.core.records import ClosedLine, FateLine, MemberLine, Merge1, NoticeL
 from atoll.watch.tallies import Share
 
 NOTICES_MAX = 1000
+LONG_RUN_NS = 600 * 10**9
+"""From here on times are told in minutes."""
 PRESENT = ("joining", "ready", "idle")
 NUMBERS = re.compile(r"\d[\d.e+-]*")
 

@@ -68,10 +68,10 @@ def _all_is_well(view: RunView) -> str:
     whole = window(view, view.settled_slots)
     tokens = weighted_tokens(view, piece_books(view))
     figures = (
-        ("participation", whole.participation, f"low below {PARTICIPATION_LEAST:g}"),
-        ("share of work merged", tokens["merged"] / max(1, tokens["computed"]), f"low below {KEPT_LEAST:g}"),
-        ("effective outer step", whole.effective_step, f"high above {EFFECTIVE_MOST:g}"),
-        ("agreement of learners", whole.agreement, f"low below {AGREEMENT_LEAST:g}"),
+        ("participation", whole.participation, f"good from {PARTICIPATION_LEAST:g} on"),
+        ("share of work merged", tokens["merged"] / max(1, tokens["computed"]), f"good from {KEPT_LEAST:g} on"),
+        ("outer step over merged delta", whole.effective_step, f"good up to {EFFECTIVE_MOST:g}"),
+        ("agreement of learners", whole.agreement, f"good from {AGREEMENT_LEAST:g} on"),
     )
     said = ", ".join(f"{name} {value:.2f} ({limit})" for name, value, limit in figures if value is not None)
     return f"no setting to change: {said}"

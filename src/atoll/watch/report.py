@@ -85,7 +85,7 @@ def run_cards(charts: Charts) -> list[Card]:
     return [
         Card(
             "Learners",
-            "Each row is a learner; a cross marks where it was lost. Ticks below are merged slots.",
+            "Each row is a learner; a cross marks where it was lost. Ticks below: slots that closed.",
             charts.timeline(),
             wide=True,
         ),
@@ -97,7 +97,7 @@ def run_cards(charts: Charts) -> list[Card]:
         ),
         Card(
             "Contributions",
-            "What became of them: one per slot, and one per fragment at the end. What was missed goes in later.",
+            "What became of them: a learner sends one per slot, of any length, and one per fragment at the end.",
             charts.fates(),
         ),
         Card(
@@ -230,7 +230,7 @@ def setting(name: str, value: object) -> tuple[str, object]:
         return name.removesuffix("_ns"), duration(value / 1e9)
     if name == "quorum" and not value:
         return name, "half of the ready learners"
-    return ("learners at the start" if name == "learners" else name), value
+    return ("slots begin with so many learners" if name == "learners" else name), value
 
 
 def page(title: str, body: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.watch.history import Absence
+from atoll.watch.history import LONG_RUN_NS, Absence
 from atoll.watch.lines import GOOD_ENDS, count
 from atoll.watch.summary import piece_books, weighted, weighted_tokens
 from atoll.watch.view import BROKEN_OFF, ENDED, RunView
@@ -87,7 +87,7 @@ def _faults(view: RunView) -> str:
         "lost and back": [name for name, absences in gone.items() if absences[-1].back is not None],
         "stood still for a while": still,
         "joined late": [name for name in view.history.spans if _late(view, name) is not None],
-        "much slower than the fastest": [name for name in view.history.spans if _slower(view, name)],
+        "much slower than the fastest": [name for name in view.history.spans if slower(view, name)],
     }
     said = [f"{kind}: {_some(names)}" for kind, names in groups.items() if names]
     if not gone:
@@ -123,8 +123,8 @@ def _step_ns(view: RunView, name: str) -> float | None:
     return view.history.spent_ns(name, "ready", view.last_ns or 0) / steps
 
 
-def _slower(view: RunView, name: str) -> tuple[float, str] | None:
-    """(times, the fastest learner), where it is SLOW_TIMES slower or more."""
+def slower(view: RunView, name: str) -> tuple[float, str] | None:
+    """(times as long as a step of, the fastest learner), where that is SLOW_TIMES or more."""
     speeds = {who: ns for who in view.history.spans if (ns := _step_ns(view, who))}
     if name not in speeds:
         return None
@@ -159,8 +159,8 @@ def _joined(view: RunView, name: str) -> str:
 
 
 def _speed(view: RunView, name: str) -> str:
-    slower = _slower(view, name)
-    return f"Its steps took {slower[0]:.1f} times as long as those of {slower[1]}." if slower else ""
+    slow = slower(view, name)
+    return f"Its steps took {slow[0]:.1f} times as long as those of {slow[1]}." if slow else ""
 
 
 def _stood(view: RunView, name: str) -> str:
@@ -190,7 +190,10 @@ def _absence(view: RunView, absence: Absence) -> str:
 
 
 def _into(view: RunView, now_ns: int) -> str:
-    return f"{duration((now_ns - (view.first_ns or 0)) / 1e9)} into the run"
+    """In seconds where the page's axis has seconds."""
+    first_ns, last_ns = view.first_ns or 0, view.last_ns or 0
+    at_s = (now_ns - first_ns) / 1e9
+    return f"{at_s:.0f} s into the run" if last_ns - first_ns < LONG_RUN_NS else f"{duration(at_s)} into the run"
 
 
 def _end(view: RunView, name: str) -> str:
