@@ -49,7 +49,7 @@ AXES: dict[str, list[dict[str, Any]]] = {
 }
 RATES = {"adamw": (1e-3, 2e-3, 4e-3), "muon": (1e-3, 2e-3, 5e-4)}
 """Tried by `tune`; the first one by the others."""
-OF_TRIAL = ("inner", "way_steps")
+OF_TRIAL = ("inner", "way_steps", "memory")
 """Of the changes, those that are no settings of the run."""
 STANDARD = {field.name: field.default for field in fields(Trial) if field.name in OF_TRIAL}
 FLOORS = ("alone", "averaged-once")
@@ -98,8 +98,8 @@ def trials(options: Options) -> Iterator[Trial]:
 
 def contestants(chosen: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
     """(method, settings): the synchronous baseline with every inner optimizer of `chosen`, then these."""
-    for inner in dict.fromkeys(settings.get("inner", "adamw") for settings in chosen):
-        yield "data-parallel", {"inner": inner}
+    for pair in dict.fromkeys((settings.get("inner", "adamw"), settings.get("memory", 1.0)) for settings in chosen):
+        yield "data-parallel", dict(zip(("inner", "memory"), pair, strict=True))
     yield from (("atoll", settings) for settings in chosen)
 
 

@@ -22,6 +22,7 @@ from atoll.recipes.data import Corpus, batches, check_corpus, load_corpus
 from atoll.recipes.model import MODELS, ByteModel, build_model
 from atoll.recipes.muon import (
     ADAMW_SHARE,
+    MOMENTUM,
     MUON_LR,
     RATE_SHARE,
     MuonAdamW,
@@ -260,9 +261,22 @@ def optimizer_of(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer
 
 
 def make_optimizer(
-    model: nn.Module, *, lr: float, weight_decay: float, inner: str = "adamw", muon_lr: float | None = None
+    model: nn.Module,
+    *,
+    lr: float,
+    weight_decay: float,
+    inner: str = "adamw",
+    muon_lr: float | None = None,
+    memory: float = 1.0,
 ) -> torch.optim.Optimizer:
-    """AdamW, betas 0.9 and 0.95, or Muon with it; weight decay on matrices only (not on gains)."""
+    """AdamW, betas 0.9 and 0.95, or Muon with it; weight decay on matrices only (not on gains).
+
+    memory: the averages over past gradients reach so many times as far back.
+    """
+
+    def over(beta: float) -> float:
+        return 1 - (1 - beta) / memory
+
     matrices = hidden_matrices(model) if inner == "muon" else []
     elsewhere = {id(p) for p in matrices}
     parameters = [p for p in model.parameters() if p.requires_grad and id(p) not in elsewhere]
@@ -270,10 +284,12 @@ def make_optimizer(
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    adamw = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(0.9, 0.95))
+    adamw = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(over(0.9), over(0.95)))
     if inner != "muon":
         return adamw
-    return MuonAdamW(make_muon(matrices, lr=lr, muon_lr=muon_lr or MUON_LR, weight_decay=weight_decay), adamw)
+    momentum = over(MOMENTUM)
+    muon = make_muon(matrices, lr=lr, muon_lr=muon_lr or MUON_LR, weight_decay=weight_decay, momentum=momentum)
+    return MuonAdamW(muon, adamw)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -17,6 +17,7 @@ from atoll.errors import ConfigError
 from atoll.tensors.flat import parameters_by_name, specs_of
 
 MUON_LR = 0.02
+MOMENTUM = 0.95
 ADAMW_SHARE = 0.05
 """Rate of AdamW beside Muon, as a multiple of Muon's: tuned together (docs/QUALITY.md)."""
 TORCH_WITH_MUON = "2.9"
@@ -81,8 +82,10 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     return [named[spec.name] for spec in specs_of(model) if len(spec.shape) == 2 and not spec.averaged]
 
 
-def make_muon(matrices: list[nn.Parameter], *, lr: float, muon_lr: float, weight_decay: float) -> torch.optim.Optimizer:
-    """torch.optim.Muon with Nesterov momentum 0.95, at `muon_lr` where the rest of the model is at `lr`."""
+def make_muon(
+    matrices: list[nn.Parameter], *, lr: float, muon_lr: float, weight_decay: float, momentum: float = MOMENTUM
+) -> torch.optim.Optimizer:
+    """torch.optim.Muon with Nesterov momentum, at `muon_lr` where the rest of the model is at `lr`."""
     check_muon()
     # adjust_lr_fn "original" scales by sqrt(max(1, rows/columns)): every layer's output changes alike at any width.
     # "match_rms_adamw" would scale by the width instead, so as to borrow a rate that was tuned for AdamW.
@@ -90,7 +93,7 @@ def make_muon(matrices: list[nn.Parameter], *, lr: float, muon_lr: float, weight
         [{"params": matrices, RATE_SHARE: muon_lr / lr}],
         lr=muon_lr,
         weight_decay=weight_decay,
-        momentum=0.95,
+        momentum=momentum,
         nesterov=True,
         adjust_lr_fn="original",
     )

@@ -57,6 +57,8 @@ class Trial:
     settings: dict[str, Any] = field(default_factory=dict)
     way_steps: float = 0.01
     """How long a message is on its way to or from the syncer, in steps of a learner. Tokens do not change with it."""
+    memory: float = 1.0
+    """The inner optimizer's averages over past gradients reach so many times as far back as the recipe's."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -113,7 +115,12 @@ class Trainee:
         self._lr = trial.lr
         decay = TrainConfig.weight_decay
         self._optimizer = make_optimizer(
-            self.model, lr=trial.lr, weight_decay=decay, inner=trial.inner, muon_lr=trial.lr / ADAMW_SHARE
+            self.model,
+            lr=trial.lr,
+            weight_decay=decay,
+            inner=trial.inner,
+            muon_lr=trial.lr / ADAMW_SHARE,
+            memory=trial.memory,
         )
         self.losses: list[float] = []
         self._batches = task.batches(learner_index=index, learners=trial.learners, seed=trial.seed)
