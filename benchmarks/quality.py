@@ -97,10 +97,10 @@ def trials(options: Options) -> Iterator[Trial]:
 
 
 def contestants(chosen: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(method, settings): the synchronous baseline with every inner optimizer of `chosen`, then these."""
+    """(method, settings): these, then the synchronous baseline with every inner optimizer of them."""
+    yield from (("atoll", settings) for settings in chosen)
     for pair in dict.fromkeys((settings.get("inner", "adamw"), settings.get("memory", 1.0)) for settings in chosen):
         yield "data-parallel", dict(zip(("inner", "memory"), pair, strict=True))
-    yield from (("atoll", settings) for settings in chosen)
 
 
 def at_best_rate(trial: Trial, options: Options) -> Trial:
