@@ -17,7 +17,7 @@ import multiprocessing
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -55,6 +55,9 @@ STANDARD = {field.name: field.default for field in fields(Trial) if field.name i
 FLOORS = ("alone", "averaged-once")
 STEPS = {"screen": 600, "tune": 600, "finals": 1500, "defaults": 600}
 TUNED_LEARNERS = 4
+BASELINES = ("data-parallel", "data-parallel inner=muon")
+STUDENT_T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
+"""97.5% quantiles, by the number of seeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,30 +180,58 @@ def name_of(line: dict[str, Any]) -> str:
     return f"{trial['method']} {said}".strip()
 
 
-def table(path: Path) -> Iterator[str]:
-    """Markdown: the mean over seeds at the best rate of each setting, best first within each length and M."""
-    losses: dict[tuple[str, int, int, str], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for line in known(path):
+@dataclass(frozen=True)
+class Row:
+    """All seeds of one setting at one rate."""
+
+    group: tuple[str, int, int]
+    """Model, steps, M."""
+    name: str
+    inner: str
+    rate: float
+    losses: tuple[float, ...]
+
+    @property
+    def loss(self) -> float:
+        """The mean over seeds."""
+        return fmean(self.losses)
+
+
+def rows(lines: Iterable[dict[str, Any]]) -> list[Row]:
+    """Best first within each model, length and M."""
+    losses: dict[tuple[tuple[str, int, int], str, str, float], list[float]] = defaultdict(list)
+    for line in lines:
         trial = line["trial"]
         if "loss" in line:
-            key = (trial["model"], trial["steps"], trial["learners"], name_of(line))
-            losses[key][trial["lr"]].append(line["loss"])
-    yield "| model | steps | M | method | rate | seeds | loss | spread | to data-parallel |"
+            group = (trial["model"], trial["steps"], trial["learners"])
+            losses[group, name_of(line), trial.get("inner", "adamw"), trial["lr"]].append(line["loss"])
+    found = [Row(*key, losses=tuple(values)) for key, values in losses.items()]
+    return sorted(found, key=lambda row: (row.group, row.loss))
+
+
+def table(found: list[Row]) -> Iterator[str]:
+    """Markdown. The gap is to data-parallel with the same inner optimizer at the best rate that was tried with it."""
+    yield "| model | steps | M | method | rate | seeds | loss | 95% | gap |"
     yield "|---|---|---|---|---|---|---|---|---|"
-    best = {key: min(by_rate.items(), key=lambda item: fmean(item[1])) for key, by_rate in losses.items()}
-    for key, (rate, found) in sorted(best.items(), key=lambda item: (*item[0][:3], fmean(item[1][1]))):
-        spread = f"{stdev(found):.4f}" if len(found) > 1 else "-"
-        beside = best.get((*key[:3], "data-parallel"))
-        gap = f"{100 * (fmean(found) / fmean(beside[1]) - 1):+.2f}%" if beside else "-"
-        model, steps, learners, name = key
-        row = (model, steps, learners, name, f"{rate:g}", len(found), f"{fmean(found):.4f}", spread, gap)
-        yield f"| {' | '.join(map(str, row))} |"
+    for row in found:
+        alike = [r.loss for r in found if (r.group, r.inner) == (row.group, row.inner) and r.name in BASELINES]
+        gap = f"{100 * (row.loss / min(alike) - 1):+.1f}%" if alike else "-"
+        cells = (*row.group, row.name, f"{row.rate:g}", len(row.losses), f"{row.loss:.4f}", interval(row.losses), gap)
+        yield f"| {' | '.join(map(str, cells))} |"
+
+
+def interval(losses: Sequence[float]) -> str:
+    """Half the 95% interval of the mean, by Student's t."""
+    if len(losses) < 2:
+        return "-"
+    quantile = STUDENT_T[min(len(losses), max(STUDENT_T))]
+    return f"± {quantile * stdev(losses) / len(losses) ** 0.5:.4f}"
 
 
 def main() -> int:
     options = tyro.cli(Options, description=__doc__)
     if options.what == "table":
-        print("\n".join(table(options.results)))
+        print("\n".join(table(rows(known(options.results)))))
     else:
         sweep(options)
     return 0
