@@ -55,7 +55,6 @@ STANDARD = {field.name: field.default for field in fields(Trial) if field.name i
 FLOORS = ("alone", "averaged-once")
 STEPS = {"screen": 600, "tune": 600, "finals": 1500, "defaults": 600}
 TUNED_LEARNERS = 4
-BASELINES = ("data-parallel", "data-parallel inner=muon")
 STUDENT_T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
 """97.5% quantiles, by the number of seeds."""
 
@@ -76,6 +75,8 @@ class Options:
     """Of each setting."""
     candidates: tuple[str, ...] = ()
     """All but screen: settings beside the base, as JSON, like '{"outer_lr": 1.0}'."""
+    base: bool = True
+    """--no-base: candidates only, with their baselines."""
     jobs: int = 2
     """Processes, one thread each."""
     results: Path = RESULTS
@@ -86,7 +87,9 @@ def trials(options: Options) -> Iterator[Trial]:
     """All trials of the sweep, the most telling first."""
     common: dict[str, Any] = {"learners": options.learners, "model": options.model}
     common["steps"] = options.steps or STEPS[options.what]
-    chosen = [BASE, *({**BASE, **json.loads(text)} for text in options.candidates)]
+    chosen = [{**BASE, **json.loads(text)} for text in options.candidates]
+    if options.base:
+        chosen.insert(0, BASE)
     if options.what == "screen":
         chosen = [BASE, *({**BASE, **change} for changes in AXES.values() for change in changes)]
     for seed in range(options.seeds):
@@ -108,16 +111,9 @@ def contestants(chosen: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, A
 
 def at_best_rate(trial: Trial, options: Options) -> Trial:
     """The trial at the rate that was best for its settings and model in `tune`, at the M of most trials."""
-
-    def alike(other: Trial) -> bool:
-        tuned = replace(trial, steps=STEPS["tune"], seed=0, lr=other.lr, learners=TUNED_LEARNERS)
-        return other == tuned
-
-    found = {
-        Trial(**line["trial"]).lr: line["loss"]
-        for line in known(options.results)
-        if "loss" in line and alike(Trial(**line["trial"]))
-    }
+    tried = [(Trial(**line["trial"]), line["loss"]) for line in known(options.results) if "loss" in line]
+    tuned = replace(trial, steps=STEPS["tune"], seed=0, learners=TUNED_LEARNERS)
+    found = {other.lr: loss for other, loss in tried if other == replace(tuned, lr=other.lr)}
     missing = [rate for rate in RATES[trial.inner] if rate not in found]
     if missing:
         raise SystemExit(
@@ -187,6 +183,7 @@ class Row:
     group: tuple[str, int, int]
     """Model, steps, M."""
     name: str
+    synchronous: bool
     inner: str
     rate: float
     losses: tuple[float, ...]
@@ -199,12 +196,13 @@ class Row:
 
 def rows(lines: Iterable[dict[str, Any]]) -> list[Row]:
     """Best first within each model, length and M."""
-    losses: dict[tuple[tuple[str, int, int], str, str, float], list[float]] = defaultdict(list)
+    losses: dict[tuple[tuple[str, int, int], str, bool, str, float], list[float]] = defaultdict(list)
     for line in lines:
-        trial = line["trial"]
         if "loss" in line:
-            group = (trial["model"], trial["steps"], trial["learners"])
-            losses[group, name_of(line), trial.get("inner", "adamw"), trial["lr"]].append(line["loss"])
+            trial = Trial(**line["trial"])
+            group = (trial.model, trial.steps, trial.learners)
+            key = (group, name_of(line), trial.method == "data-parallel", trial.inner, trial.lr)
+            losses[key].append(line["loss"])
     found = [Row(*key, losses=tuple(values)) for key, values in losses.items()]
     return sorted(found, key=lambda row: (row.group, row.loss))
 
@@ -214,7 +212,7 @@ def table(found: list[Row]) -> Iterator[str]:
     yield "| model | steps | M | method | rate | seeds | loss | 95% | gap |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for row in found:
-        alike = [r.loss for r in found if (r.group, r.inner) == (row.group, row.inner) and r.name in BASELINES]
+        alike = [r.loss for r in found if (r.group, r.inner) == (row.group, row.inner) and r.synchronous]
         gap = f"{100 * (row.loss / min(alike) - 1):+.1f}%" if alike else "-"
         cells = (*row.group, row.name, f"{row.rate:g}", len(row.losses), f"{row.loss:.4f}", interval(row.losses), gap)
         yield f"| {' | '.join(map(str, cells))} |"

@@ -15,12 +15,13 @@ import pytest
 import torch
 
 from atoll.cli.main import main
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, RunError
 from atoll.launch.options import LocalOptions
-from atoll.launch.parallel import StepLog, prepare_parallel
+from atoll.launch.parallel import prepare_parallel
 from atoll.recipes.loop import TrainConfig, load_corpus, optimizer_of, own_batches, set_rate, train_step
 from atoll.recipes.model import build_model
 from atoll.recipes.schedule import rate_factor
+from atoll.store.steps import StepLog, StepRow
 from atoll.watch.parallel import StepLines, summarise_parallel
 from atoll.watch.summary import fold, summarise
 
@@ -88,7 +89,7 @@ def test_data_parallel__is_one_model_on_the_batches_of_all_ranks(tmp_path, text,
     assert main(["report", str(tmp_path / "run")]) == 0
     page = (tmp_path / "run/report.html").read_text()
     assert "2 ranks trained in mode data-parallel for " in page
-    assert f"computed 8,192 tokens. The held-out loss of the model is {summary['eval_loss']:.4f} nats." in page
+    assert f"computed 8,192 tokens. The held-out loss of the model is {summary['eval_loss']:.4f} nats per byte." in page
     assert "<h2>Loss over tokens</h2>" in page
     assert "<h2>Waits</h2>" not in page
     assert main(["compare", str(tmp_path / "run"), str(tmp_path / "run"), "--to", str(tmp_path / "c.html")]) == 0
@@ -162,8 +163,8 @@ def test_data_parallel__bad_input_is_one_line(tmp_path, text, capsys):
 
 
 def test_summary__has_the_figures_of_every_run():
-    row = {"tokens": 10, "loss": 2.0, "all_reduce_ns": 5 * 10**8}
-    logs = {name: [row | {"step": i, "t_ns": i * 10**9} for i in (1, 2, 3)] for name in ("l1", "l2")}
+    rows = [StepRow(i, tokens=10, loss=2.0, t_ns=i * 10**9, all_reduce_ns=5 * 10**8) for i in (1, 2, 3)]
+    logs = dict.fromkeys(("l1", "l2"), rows)
     settings = {"run_id": "r", "mode": "data-parallel", "learners": 2, "seed": 0}
     summary = summarise_parallel(logs, settings=settings, wall_s=4.0, eval_loss=None, versions={}, extra={"steps": 9})
     assert summary.keys() == summarise(fold([])).keys()
@@ -177,7 +178,7 @@ def test_summary__has_the_figures_of_every_run():
 
 def test_lines__mean_loss_and_rate_of_each_interval():
     lines = StepLines(steps=5, ranks=2, every=2)
-    said = [lines.feed({"step": i, "tokens": 10, "loss": float(i), "t_ns": i * 10**9}) for i in range(1, 6)]
+    said = [lines.feed(StepRow(i, 10, float(i), i * 10**9)) for i in range(1, 6)]
     assert said == [
         None,
         "step 2 of 5  loss 1.500  20 tokens/s",
@@ -191,8 +192,12 @@ def test_step_log__half_a_line_waits(tmp_path):
     path = tmp_path / "l1-1.jsonl"
     log = StepLog(path)
     assert log.follow() == []
-    path.write_text('{"step": 1}\n{"st')
-    assert log.follow() == [{"step": 1}]
-    path.write_text('{"step": 1}\n{"step": 2}\n')
-    assert log.follow() == [{"step": 2}]
-    assert [row["step"] for row in log.rows] == [1, 2]
+    one, two = (f'{{"step": {step}, "tokens": 3, "loss": 0.5, "t_ns": 7}}\n' for step in (1, 2))
+    path.write_text(one + two[:9])
+    assert log.follow() == [StepRow(1, 3, 0.5, 7)]
+    path.write_text(one + two)
+    assert log.follow() == [StepRow(2, 3, 0.5, 7)]
+    assert [row.step for row in log.rows] == [1, 2]
+    path.write_text(one + two + "{}\n")
+    with pytest.raises(RunError, match="cannot be read: Object missing required field"):
+        log.follow()

@@ -26,9 +26,9 @@ from atoll.runtime.workshop import Published
 from atoll.store.merged import newest_written
 from atoll.store.tape import read_tape
 from atoll.wire import atoll_pb2 as pb
-from atoll.wire import convert
+from atoll.wire import check, observing
 from atoll.wire.channel import MIB
-from atoll.wire.convert import WireError
+from atoll.wire.check import WireError
 from tests.runtime.test_real_run import FAST, address_of
 
 LIMIT_S = 60.0
@@ -83,7 +83,7 @@ def test_pull__over_the_network__gives_what_the_directory_gives(start, tmp_path,
     assert pulled.keys() == read.keys() == {f"{n}.{part}" for n in range(4) for part in ("weight", "bias")}
     assert all(torch.equal(pulled[name], read[name]) for name in read)
     flat = torch.cat([pulled[f"{n}.{part}"].reshape(-1) for n in range(4) for part in ("weight", "bias")])
-    assert convert.check_hash("hash", done["hash"]) == hash_of(flat)  # what the learner holds at its end
+    assert check.check_hash("hash", done["hash"]) == hash_of(flat)  # what the learner holds at its end
     tape = [entry.record for entry in read_tape(tmp_path / "run" / "tape.jsonl")]
     assert [line.name for line in tape if isinstance(line, records.GrantLine)] == ["a"]
 
@@ -225,19 +225,25 @@ def test_observers__at_the_end_of_a_run_are_waited_for__but_not_for_ever(monkeyp
             "r", "t", opened=lambda: None, published=lambda: one_piece(10), learners_ns=lambda: 0
         )
         said: list[str] = []
+        told: list[str] = []
         fetching = asyncio.ensure_future(served.fetch(pb.FetchRequest(run_id="r", wait_ns=10**15), Slow()))
         fetching.add_done_callback(lambda _: said.append("fetched"))
         await asyncio.sleep(0)
         served.end(over=over)
         asyncio.get_running_loop().call_later(0.05 if over else 10, Slow.go_on.set)
-        await served.last_fetches()
+        await served.last_fetches(told.append)
         said.append("ended")
         Slow.go_on.clear()
         if over:
             again = asyncio.ensure_future(served.fetch(pb.FetchRequest(run_id="r"), Slow()))
             await asyncio.sleep(0)
-            await served.last_fetches()
+            await served.last_fetches(told.append)
             said.append("gave up")
+            asyncio.get_running_loop().call_soon(served.give_up)
+            monkeypatch.setattr(observers, "LAST_FETCH_S", 60.0)
+            await served.last_fetches(told.append)
+            assert len(told) == 3
+            assert "for 1 who fetch the last model; Ctrl-C ends that" in told[0]
             again.cancel()
             await asyncio.wait([again])
         fetching.cancel()
@@ -294,17 +300,17 @@ def test_pull__of_a_syncer_that_is_lost__says_so_after_a_while(start, tmp_path, 
 
 def test_what_observers_are_told__is_checked() -> None:
     layout = make_layout((TensorSpec("a", (2, 3), "float32"), TensorSpec("b", (4,), "float32")), 2)
-    wire = convert.observed_to_wire("r", 7701, "bf16", layout)
-    assert convert.observed_from_wire(wire) == convert.Observed("r", 7701, "bf16", layout)
+    wire = observing.observed_to_wire("r", 7701, "bf16", layout)
+    assert observing.observed_from_wire(wire) == observing.Observed("r", 7701, "bf16", layout)
     for field, value in (("payload", "fp8"), ("bulk_port", 0), ("fragments", 9), ("fingerprint", "0" * 32)):
         bent = pb.ObserveResult.FromString(wire.SerializeToString())
         setattr(bent, field, value)
         with pytest.raises(WireError):
-            convert.observed_from_wire(bent)
+            observing.observed_from_wire(bent)
     header = pb.FetchHeader(
         pieces=[pb.PublishedPiece(version=pb.Version(lineage=1, n=2), slot=5, size_bytes=12, hash="0" * 32)]
     )
-    assert convert.published_from_wire(header, [12]) == ([(Version(1, 2), 5, "0" * 32)], False)
+    assert observing.published_from_wire(header, [12]) == ([(Version(1, 2), 5, "0" * 32)], False)
     for sizes in ([11], [12, 12]):
         with pytest.raises(WireError, match="do not have the sizes"):
-            convert.published_from_wire(header, sizes)
+            observing.published_from_wire(header, sizes)

@@ -56,7 +56,7 @@ def test_report__is_one_file_that_fetches_nothing() -> None:
     for title in TITLES:
         assert f"<h2>{title}</h2>" in page
     assert "Lost and back: l1." in page
-    assert "The held-out loss of the model is 2.2500 nats." in page
+    assert "The held-out loss of the model is 2.2500 nats per byte." in page
 
 
 def test_report__names_are_escaped() -> None:

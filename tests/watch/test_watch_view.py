@@ -124,6 +124,17 @@ def test_status__tells_what_the_slot_in_progress_waits_for() -> None:
 # ------------------------------------------------------------ warnings
 
 
+def test_status__of_a_run_that_is_over_has_its_mean_speed_and_each_learners_last() -> None:
+    found = world([*equal(2), LearnerSpec(name="slow", step_ns=400 * MS)])
+    view = fold(tape_of(found))
+    now, summary = status(view), summarise(view)
+    assert now.phase == "over"
+    assert now.tokens_per_s == pytest.approx(summary["tokens_per_s"])
+    quick, _, slow = now.learners
+    assert quick.step_s is not None
+    assert slow.step_s == pytest.approx(4 * quick.step_s, rel=0.1)
+
+
 def test_finding__a_learner_unmerged_for_long_with_its_reason() -> None:
     thin = LearnerSpec(name="thin", up_bytes_per_s=20_000)
     made = world([*equal(2), thin], piece_values=10_000, overlap=1, steps=400)

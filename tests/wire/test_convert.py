@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from atoll.core import messages as core
 from atoll.core.layout import TensorSpec
 from atoll.wire import atoll_pb2 as pb
-from atoll.wire import convert
-from atoll.wire.convert import WireError
+from atoll.wire import check, convert
+from atoll.wire.check import WireError
 
 PIECES = 3
 numbers = st.integers(0, 2**63 - 1)
@@ -50,7 +50,7 @@ learner_messages = st.one_of(
     st.builds(core.Heartbeat, numbers, st.booleans(), numbers),
     st.builds(core.Announce, numbers, small, numbers, versions, numbers, numbers, numbers, counters, numbers),
     st.builds(core.Declare),
-    st.builds(core.Leave, lines.map(convert.one_line), counters, timings),
+    st.builds(core.Leave, lines.map(check.one_line), counters, timings),
 )
 settings = st.tuples(words, st.one_of(lines, st.integers(-(2**63), 2**63 - 1), floats))
 syncer_messages = st.one_of(
@@ -65,15 +65,15 @@ syncer_messages = st.one_of(
         words,
         st.lists(merged, max_size=4).map(tuple),
     ),
-    st.builds(core.Refuse, words, lines.map(convert.one_line)),
+    st.builds(core.Refuse, words, lines.map(check.one_line)),
     st.builds(core.SeedRequest),
     st.builds(core.Pace, numbers, numbers, numbers),
-    st.builds(core.Fate, small, numbers, numbers, words, lines.map(convert.one_line)),
+    st.builds(core.Fate, small, numbers, numbers, words, lines.map(check.one_line)),
     st.builds(core.UpdateReady, small, versions, numbers, numbers, hashes, merged),
     st.builds(core.Finishing, numbers),
     st.builds(core.FinalRound, st.lists(versions, max_size=4).map(tuple)),
     st.builds(core.Finished, st.lists(versions, max_size=4).map(tuple)),
-    st.builds(core.Replaced, lines.map(convert.one_line)),
+    st.builds(core.Replaced, lines.map(check.one_line)),
 )
 
 

@@ -56,7 +56,7 @@ def closing_lines(run_dir: Path, summary: Mapping[str, Any], view: RunView) -> l
     ended = "over" if summary["phase"] == "over" else f"in phase {summary['phase']}"
     if view.stopped:
         ended = f"stopped early: {summary['slots']} of {view.config.slots} slots"
-    length = f"{summary['slots']} slots, {summary['steps']} steps, {summary['wall_s']:.1f} s"
+    length = f"{summary['slots']} slots ({summary['steps']} steps of a learner), {summary['wall_s']:.1f} s"
     training, merging = percent(summary["training_uptime"], 1), percent(summary["merge_uptime"], 1)
     model = run_dir / "model" / "model.safetensors"
     return [

@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
     """0 when the run is over."""
     options = parse(LearnerCommand, "learner", argv)
     from atoll.errors import ConfigError, RunOverError
-    from atoll.recipes.loop import TrainConfig, train
+    from atoll.recipes.loop import TrainConfig, default_inner, train
     from atoll.train.learner import default_name
 
     if not 1 <= options.index <= options.of:
@@ -98,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
         learners=options.of,
         seed=options.seed,
         lr=options.inner_lr,
-        inner=options.inner,
+        inner=options.inner or default_inner(),
         muon_lr=options.muon_lr,
         slow=options.slow_factor,
         threads=options.threads,

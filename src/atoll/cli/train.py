@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,12 +55,13 @@ def train_parallel(options: Train) -> int:
     from atoll.cli.console import Console, JsonConsole
     from atoll.launch.parallel import ParallelRun, prepare_parallel, versions
     from atoll.launch.plan import INTERVAL
+    from atoll.store.steps import StepRow
     from atoll.watch.parallel import StepLines, summarise_parallel
 
     plan = prepare_parallel(options)
     lines = StepLines(steps=plan.steps, ranks=options.learners, every=INTERVAL)
 
-    def on_step(row: Mapping[str, Any]) -> None:
+    def on_step(row: StepRow) -> None:
         line = lines.feed(row)
         if line is not None and not (options.quiet or options.json):
             print(line, flush=True)

@@ -35,7 +35,7 @@ from atoll.launch.plan import (
 )
 from atoll.launch.processes import Child, Patience, Signals, describe_exit, write_pids
 from atoll.recipes.data import Corpus
-from atoll.recipes.loop import TrainConfig
+from atoll.recipes.loop import TrainConfig, default_inner
 from atoll.recipes.muon import MUON_LR
 from atoll.store.files import write_atomic
 from atoll.store.rundir import open_rundir, to_toml
@@ -116,7 +116,7 @@ def learners_of(
             learners=options.learners,
             seed=options.seed,
             lr=options.inner_lr,
-            inner=options.inner,
+            inner=options.inner or default_inner(),
             muon_lr=options.muon_lr,
             slow=slow.get(name, 1.0),
             threads=part.threads,
@@ -476,7 +476,7 @@ def recipe_of(train: TrainConfig) -> dict[str, str | int | float]:
         "batch": preset.batch,
         "length": preset.length,
         "inner_lr": preset.lr,
-        "inner": str(train.inner),
+        "inner": train.inner,
         **({"muon_lr": train.muon_lr or MUON_LR} if train.inner == "muon" else {}),
     }
 

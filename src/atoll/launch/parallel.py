@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +40,7 @@ from atoll.recipes.loop import TrainConfig
 from atoll.recipes.model import build_model
 from atoll.store.files import write_atomic
 from atoll.store.rundir import to_toml
+from atoll.store.steps import StepLog, StepRow
 from atoll.tensors.flat import specs_of
 
 MEANINGLESS = (
@@ -117,31 +117,10 @@ def loopback() -> str:
     return next((name for name in names if name.startswith("lo")), "lo")
 
 
-class StepLog:
-    """The rows that a rank's step log has more of at each look."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read = 0
-        self.rows: list[dict[str, Any]] = []
-
-    def follow(self) -> list[dict[str, Any]]:
-        """The new rows. A line that is half written waits for the next look."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as log:
-            log.seek(self._read)
-            whole, end, _ = log.read().rpartition(b"\n")
-        self._read += len(whole) + len(end)
-        new = [json.loads(line) for line in whole.splitlines()]
-        self.rows += new
-        return new
-
-
 class ParallelRun:
     """Starts the ranks and watches them. One that dies ends the run: the others cannot step without it."""
 
-    def __init__(self, plan: ParallelPlan, *, say: Say, on_step: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, plan: ParallelPlan, *, say: Say, on_step: Callable[[StepRow], None]) -> None:
         self._plan = plan
         self._say = say
         self._on_step = on_step

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -20,17 +20,7 @@ from atoll.core.config import SEED_MAX, choice
 from atoll.errors import ConfigError, DivergedError
 from atoll.recipes.data import Corpus, batches, check_corpus, load_corpus
 from atoll.recipes.model import MODELS, ByteModel, build_model
-from atoll.recipes.muon import (
-    ADAMW_SHARE,
-    MOMENTUM,
-    MUON_LR,
-    RATE_SHARE,
-    MuonAdamW,
-    check_muon,
-    has_muon,
-    hidden_matrices,
-    make_muon,
-)
+from atoll.recipes.muon import ADAMW_SHARE, MUON_LR, RATE_SHARE, MuonAdamW, check_muon, hidden_matrices, make_muon
 from atoll.recipes.schedule import rate_factor, rewarm_factor
 
 
@@ -59,6 +49,11 @@ PRESETS = {
 INNERS = ("adamw", "muon")
 
 
+def default_inner() -> str:
+    """muon, where torch has it."""
+    return "muon" if hasattr(torch.optim, "Muon") else "adamw"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """One learner's settings. Checked when built; None takes the model's preset."""
@@ -83,8 +78,8 @@ class TrainConfig:
     """Bytes per window."""
     lr: float | None = None
     """Peak rate of AdamW. None: the preset's; with Muon beside it ADAMW_SHARE of Muon's."""
-    inner: str | None = None
-    """muon: Muon for the hidden matrices, AdamW for the rest; or adamw. None: muon, where torch has it."""
+    inner: str = field(default_factory=default_inner)
+    """muon: Muon for the hidden matrices, AdamW for the rest; or adamw."""
     muon_lr: float | None = None
     """Peak rate of Muon; `lr` is that of the rest. None: MUON_LR."""
     warmup: float = 0.05
@@ -109,10 +104,10 @@ class TrainConfig:
             raise ConfigError(f"seed={self.seed} must be between {-SEED_MAX} and {SEED_MAX}")
         if not 1 <= self.slow < math.inf:
             raise ConfigError(f"slow={self.slow} must be at least 1 (1 is full speed)")
-        for field in ("batch", "length", "threads", "learners"):
-            value = getattr(self, field)
+        for name in ("batch", "length", "threads", "learners"):
+            value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{field}={value} must be at least 1")
+                raise ConfigError(f"{name}={value} must be at least 1")
         length, context = self.preset().length, MODELS[self.model].context
         if length > context:
             raise ConfigError(f"length={length} must be at most context={context} of model={self.model!r}")
@@ -123,8 +118,6 @@ class TrainConfig:
             raise ConfigError(f"warmup={self.warmup} must be from 0 to 1, a share of the run")
 
     def _check_inner(self) -> None:
-        if self.inner is None:
-            object.__setattr__(self, "inner", "muon" if has_muon() else "adamw")
         choice("inner", self.inner, INNERS)
         if self.inner == "muon":
             check_muon()
@@ -257,26 +250,13 @@ def own_batches(corpus: Corpus, config: TrainConfig, generation: int) -> Iterato
 def optimizer_of(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer that `config` asks for."""
     lr, decay = config.preset().lr, config.weight_decay
-    return make_optimizer(model, lr=lr, weight_decay=decay, inner=str(config.inner), muon_lr=config.muon_lr)
+    return make_optimizer(model, lr=lr, weight_decay=decay, inner=config.inner, muon_lr=config.muon_lr)
 
 
 def make_optimizer(
-    model: nn.Module,
-    *,
-    lr: float,
-    weight_decay: float,
-    inner: str = "adamw",
-    muon_lr: float | None = None,
-    memory: float = 1.0,
+    model: nn.Module, *, lr: float, weight_decay: float, inner: str = "adamw", muon_lr: float | None = None
 ) -> torch.optim.Optimizer:
-    """AdamW, betas 0.9 and 0.95, or Muon with it; weight decay on matrices only (not on gains).
-
-    memory: the averages over past gradients reach so many times as far back.
-    """
-
-    def over(beta: float) -> float:
-        return 1 - (1 - beta) / memory
-
+    """AdamW, betas 0.9 and 0.95, or Muon with it; weight decay on matrices only (not on gains)."""
     matrices = hidden_matrices(model) if inner == "muon" else []
     elsewhere = {id(p) for p in matrices}
     parameters = [p for p in model.parameters() if p.requires_grad and id(p) not in elsewhere]
@@ -284,12 +264,10 @@ def make_optimizer(
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    adamw = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(over(0.9), over(0.95)))
+    adamw = torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(0.9, 0.95))
     if inner != "muon":
         return adamw
-    momentum = over(MOMENTUM)
-    muon = make_muon(matrices, lr=lr, muon_lr=muon_lr or MUON_LR, weight_decay=weight_decay, momentum=momentum)
-    return MuonAdamW(muon, adamw)
+    return MuonAdamW(make_muon(matrices, lr=lr, muon_lr=muon_lr or MUON_LR, weight_decay=weight_decay), adamw)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

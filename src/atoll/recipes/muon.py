@@ -17,7 +17,6 @@ from atoll.errors import ConfigError
 from atoll.tensors.flat import parameters_by_name, specs_of
 
 MUON_LR = 0.02
-MOMENTUM = 0.95
 ADAMW_SHARE = 0.05
 """Rate of AdamW beside Muon, as a multiple of Muon's: tuned together (docs/QUALITY.md)."""
 TORCH_WITH_MUON = "2.9"
@@ -62,14 +61,9 @@ class MuonAdamW(torch.optim.Optimizer):
         self._link()
 
 
-def has_muon() -> bool:
-    """Whether this torch has Muon."""
-    return hasattr(torch.optim, "Muon")
-
-
 def check_muon() -> None:
     """ConfigError where this torch has no Muon."""
-    if not has_muon():
+    if not hasattr(torch.optim, "Muon"):
         raise ConfigError(
             f"inner='muon' needs torch {TORCH_WITH_MUON} or newer, and this is torch {torch.__version__}; upgrade it, "
             "or use inner='adamw'"
@@ -82,10 +76,8 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     return [named[spec.name] for spec in specs_of(model) if len(spec.shape) == 2 and not spec.averaged]
 
 
-def make_muon(
-    matrices: list[nn.Parameter], *, lr: float, muon_lr: float, weight_decay: float, momentum: float = MOMENTUM
-) -> torch.optim.Optimizer:
-    """torch.optim.Muon with Nesterov momentum, at `muon_lr` where the rest of the model is at `lr`."""
+def make_muon(matrices: list[nn.Parameter], *, lr: float, muon_lr: float, weight_decay: float) -> torch.optim.Optimizer:
+    """torch.optim.Muon with Nesterov momentum 0.95, at `muon_lr` where the rest of the model is at `lr`."""
     check_muon()
     # adjust_lr_fn "original" scales by sqrt(max(1, rows/columns)): every layer's output changes alike at any width.
     # "match_rms_adamw" would scale by the width instead, so as to borrow a rate that was tuned for AdamW.
@@ -93,7 +85,7 @@ def make_muon(
         [{"params": matrices, RATE_SHARE: muon_lr / lr}],
         lr=muon_lr,
         weight_decay=weight_decay,
-        momentum=momentum,
+        momentum=0.95,
         nesterov=True,
         adjust_lr_fn="original",
     )

@@ -28,7 +28,7 @@ from atoll.runtime.pipe import AgentCost, Pipe, PipeError, Setup
 from atoll.runtime.transfers import Transfers
 from atoll.wire import atoll_pb2 as pb
 from atoll.wire import channel as wire_channel
-from atoll.wire import convert
+from atoll.wire import check, convert
 
 FIRST_ANSWER_S = 20.0
 FAREWELL_S = 2.0
@@ -39,8 +39,8 @@ SESSION = "/atoll.v1.Control/Session"
 def rpc_reason(error: BaseException) -> str:
     """One line about a call that failed."""
     if isinstance(error, grpc.aio.AioRpcError):
-        return convert.one_line(f"{error.code().name.lower()}: {error.details() or 'no details'}")
-    return convert.one_line(str(error) or type(error).__name__)
+        return check.one_line(f"{error.code().name.lower()}: {error.details() or 'no details'}")
+    return check.one_line(str(error) or type(error).__name__)
 
 
 def cpu_ns() -> int:
@@ -207,7 +207,7 @@ class AgentDriver:
             return "replaced by a newer stream"
         code = await session.call.code()
         details = await session.call.details()
-        return convert.one_line(f"{code.name.lower()}: {details or 'the syncer closed the stream'}")
+        return check.one_line(f"{code.name.lower()}: {details or 'the syncer closed the stream'}")
 
     def _hear(self, envelope: pb.SyncerEnvelope) -> None:
         message = convert.syncer_from_wire(envelope)

@@ -18,8 +18,8 @@ from atoll.core.messages import Announce, Life, Merged
 from atoll.runtime.workshop import Published
 from atoll.wire import atoll_pb2 as pb
 from atoll.wire import channel as wire_channel
-from atoll.wire import convert
-from atoll.wire.convert import WireError
+from atoll.wire import check, convert
+from atoll.wire.check import WireError
 from atoll.wire.pacing import Pacer
 
 ACCEPT_WAIT_S = 5.0
@@ -184,7 +184,7 @@ class BulkService:
         while chunk is not grpc.aio.EOF:
             self._append(incoming, chunk.data)
             if chunk.seal:
-                return self._seal(incoming, convert.check_hash("seal", chunk.seal))
+                return self._seal(incoming, check.check_hash("seal", chunk.seal))
             chunk = await context.read()
             if incoming.owner != owner:
                 return pb.UploadResult(unwanted=True)
@@ -220,7 +220,7 @@ class BulkService:
     async def download(self, request: pb.DownloadRequest, context: Any) -> None:
         """Send the newest version of a piece, from where the receiver stopped if it has that version."""
         try:
-            life = Life(convert.check_name("name", request.name), convert.check_number("g", request.generation))
+            life = Life(check.check_name("name", request.name), check.check_number("g", request.generation))
             wanted = convert.version_from_wire(request.version)
             resume = convert.version_from_wire(request.resume_version)
         except WireError as error:

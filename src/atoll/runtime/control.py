@@ -13,7 +13,7 @@ from atoll.core.messages import Hello, LearnerMessage, Refuse, SyncerMessage
 from atoll.wire import atoll_pb2 as pb
 from atoll.wire import channel as wire_channel
 from atoll.wire import convert
-from atoll.wire.convert import WireError
+from atoll.wire.check import WireError
 
 HELLO_WAIT_S = 20.0
 OUTBOX_MAX = 100_000

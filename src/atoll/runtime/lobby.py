@@ -25,7 +25,7 @@ from atoll.runtime.options import SyncerOptions
 from atoll.store.model import check_model_file, load_pieces
 from atoll.store.rundir import Epoch, RunDir, open_rundir
 from atoll.tensors.codec import payload_bytes
-from atoll.wire.convert import WireError, check_name
+from atoll.wire.check import WireError, check_name
 
 
 @dataclass(frozen=True, slots=True)

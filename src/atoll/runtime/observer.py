@@ -20,8 +20,8 @@ from atoll.tensors.codec import payload_bytes
 from atoll.tensors.hashing import payload_hash
 from atoll.wire import atoll_pb2 as pb
 from atoll.wire import channel as wire_channel
-from atoll.wire import convert
-from atoll.wire.convert import WireError
+from atoll.wire import check, observing
+from atoll.wire.check import WireError
 
 ANSWER_S = 20.0
 SERVICE = "/atoll.v1."
@@ -60,7 +60,7 @@ class NetworkReader:
             raise JoinError(f"the syncer at {self._address} broke the protocol: {error}; is it a syncer?") from error
 
     def _explain(self, error: Any) -> JoinError:
-        code, details = error.code(), convert.one_line(error.details() or "no details")
+        code, details = error.code(), check.one_line(error.details() or "no details")
         if code == grpc.StatusCode.UNAUTHENTICATED:
             return JoinError(
                 f"the syncer at {self._address} refused: {details}; set ATOLL_TOKEN, or ATOLL_TOKEN_FILE, as for it"
@@ -83,7 +83,7 @@ class NetworkReader:
                 SERVICE + "Control/Observe", pb.ObserveRequest.SerializeToString, pb.ObserveResult.FromString
             )
             result = call(pb.ObserveRequest(protocol=PROTOCOL_VERSION), metadata=self._metadata, timeout=ANSWER_S)
-        observed = convert.observed_from_wire(result)
+        observed = observing.observed_from_wire(result)
         self.run_id = observed.run_id
         if observed.layout is None:
             raise NothingMergedError(
@@ -102,7 +102,7 @@ class NetworkReader:
             )
             call = fetch(request, metadata=self._metadata)
             with contextlib.closing(_Cancelling(call)):
-                header, over = convert.published_from_wire(next(call, pb.FetchChunk()).header, sizes)
+                header, over = observing.published_from_wire(next(call, pb.FetchChunk()).header, sizes)
                 if not header:
                     if over:
                         raise JoinError(f"the run at {self._address} ended before anything was merged")

@@ -21,9 +21,9 @@ from atoll.runtime.lobby import Opened
 from atoll.runtime.workshop import Published
 from atoll.wire import atoll_pb2 as pb
 from atoll.wire import channel as wire_channel
-from atoll.wire import convert
+from atoll.wire import check, observing
 from atoll.wire.channel import MIB
-from atoll.wire.convert import WireError
+from atoll.wire.check import WireError
 from atoll.wire.pacing import SHARE_PERCENT, Pacer
 
 OBSERVERS_MAX = 8
@@ -87,11 +87,16 @@ class Observers:
         self._over |= over
         self._ended.set()
 
-    async def last_fetches(self) -> None:
-        """After the end: until those who are here have what they came for."""
-        if self._over:
+    async def last_fetches(self, say: Callable[[str], None]) -> None:
+        """After the end: until those who are here have what they came for, or `give_up`."""
+        if self._over and self._here:
+            say(f"up to {LAST_FETCH_S:.0f} s for {self._here} who fetch the last model; Ctrl-C ends that")
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._nobody.wait(), LAST_FETCH_S)
+
+    def give_up(self) -> None:
+        """`last_fetches` returns now."""
+        self._nobody.set()
 
     # ------------------------------------------------------------ calls
 
@@ -123,7 +128,7 @@ class Observers:
             opened = self._opened()
             if opened is None:
                 return pb.ObserveResult(run_id=self._run_id, bulk_port=self.bulk_port)
-            return convert.observed_to_wire(self._run_id, self.bulk_port, opened.config.payload, opened.layout)
+            return observing.observed_to_wire(self._run_id, self.bulk_port, opened.config.payload, opened.layout)
 
     async def fetch(self, request: pb.FetchRequest, context: Any) -> None:
         """After a wait: all pieces of one instant that the observer does not hold."""
@@ -131,8 +136,8 @@ class Observers:
             if request.run_id != self._run_id:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this syncer serves another run")
             try:
-                wait_ns = convert.check_number("wait_ns", request.wait_ns, WAIT_NS_MAX)
-                have = [convert.check_hash("have", digest) for digest in request.have]
+                wait_ns = check.check_number("wait_ns", request.wait_ns, WAIT_NS_MAX)
+                have = [check.check_hash("have", digest) for digest in request.have]
             except WireError as error:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
                 raise
@@ -144,7 +149,7 @@ class Observers:
     async def _send(self, have: list[str], context: Any) -> None:
         # References to immutable payloads: whatever is published from now on, this set stays as it is.
         pieces = [published for _, published in sorted(self._published().items())]
-        await context.write(pb.FetchChunk(header=convert.published_to_wire(pieces, over=self._over)))
+        await context.write(pb.FetchChunk(header=observing.published_to_wire(pieces, over=self._over)))
         wanted = [p for i, p in enumerate(pieces) if i >= len(have) or have[i] != p.hash]
         pacer = Pacer()
         self._moving += 1

@@ -146,7 +146,7 @@ class SyncerServer:
             for stream in self._control.streams.values():
                 stream.close()
             self._observers.end(over=False)
-            await self._observers.last_fetches()
+            await self._observers.last_fetches(self._show)
             await asyncio.gather(*(server.stop(GOODBYE_S) for server in (control, bulk)))
             self._worker.shutdown()
             self._tape.close()
@@ -179,7 +179,9 @@ class SyncerServer:
         self._signals += 1
         if self._signals > 1:
             os._exit(INTERRUPTED)
-        if self._machine is None:
+        if self._done.done():
+            self._observers.give_up()
+        elif self._machine is None:
             self._finish(INTERRUPTED)
         else:
             self._notice("stopping: learners hand in their last work; once more ends at once")

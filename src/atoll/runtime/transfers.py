@@ -16,8 +16,8 @@ from atoll.runtime.memory import SharedMemory
 from atoll.tensors.hashing import PayloadHasher, payload_hash
 from atoll.wire import atoll_pb2 as pb
 from atoll.wire import channel as wire_channel
-from atoll.wire import convert
-from atoll.wire.convert import WireError
+from atoll.wire import check, convert
+from atoll.wire.check import WireError
 from atoll.wire.pacing import WHOLE_NS, Pacer
 
 BROKEN = (grpc.aio.AioRpcError, AtollError, asyncio.InvalidStateError, asyncio.CancelledError)
@@ -112,7 +112,7 @@ class Transfers:
             state = await self._open_state(name, metadata=self._metadata, timeout=STATE_S)
             if state.unwanted:
                 return "unwanted"
-            offset = convert.check_number("offset", state.offset, action.size_bytes)
+            offset = check.check_number("offset", state.offset, action.size_bytes)
         if self._uploading is None:
             return "unwanted"
         if offset == 0 and action.size_bytes <= self._pacer.chunk_bytes:
@@ -240,7 +240,7 @@ class Transfers:
         """Check the header; start anew where the syncer has another version."""
         if header.size_bytes != action.size_bytes:
             raise WireError(f"piece {action.piece} has {header.size_bytes} bytes, not {action.size_bytes}")
-        convert.check_number("slot", header.slot)
+        check.check_number("slot", header.slot)
         version = convert.version_from_wire(header.version)
         if header.offset == 0:
             progress.version, progress.offset = version, 0

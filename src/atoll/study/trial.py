@@ -106,6 +106,19 @@ def _curve(losses: list[list[float]]) -> list[float]:
     return [round(fmean(mean[start : start + size]), 4) for start in range(0, len(mean), size)][:CURVE_POINTS]
 
 
+def remember(optimizer: torch.optim.Optimizer, times: float) -> None:
+    """Averages over past gradients reach so many times as far back."""
+
+    def longer(beta: float) -> float:
+        return 1 - (1 - beta) / times
+
+    for group in optimizer.param_groups:
+        if "betas" in group:
+            group["betas"] = tuple(map(longer, group["betas"]))
+        if "momentum" in group:
+            group["momentum"] = longer(group["momentum"])
+
+
 class Trainee:
     """A model with its optimizer and its own stream of batches."""
 
@@ -120,8 +133,8 @@ class Trainee:
             weight_decay=decay,
             inner=trial.inner,
             muon_lr=trial.lr / ADAMW_SHARE,
-            memory=trial.memory,
         )
+        remember(self._optimizer, trial.memory)
         self.losses: list[float] = []
         self._batches = task.batches(learner_index=index, learners=trial.learners, seed=trial.seed)
 

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from atoll.core.config import PAYLOAD_BYTES
 from atoll.store.evals import EvalLine
 from atoll.watch.history import LONG_RUN_NS, SlotRow, Span
-from atoll.watch.story import slower
+from atoll.watch.story import slow_learners
 from atoll.watch.view import RunView
 from atoll.watch.window import agreement
 
@@ -93,7 +93,7 @@ class Charts:
         found = [(x, line.loss) for line in self.evals if (x := self._eval_x(line, over)) is not None]
         if found:
             figure.add_scatter(x=[x for x, _ in found], y=[y for _, y in found], name="held-out", mode="lines+markers")
-        figure.update_yaxes(title="nats")
+        figure.update_yaxes(title="loss")
         if over == "time":
             return self._time_axis(figure)
         return figure.update_xaxes(title="tokens computed", rangemode="tozero")
@@ -142,13 +142,10 @@ class Charts:
         )
         rows_down = ["slots", *reversed(names)]
         figure.update_yaxes(categoryorder="array", categoryarray=rows_down, type="category")
-        figure.update_yaxes(tickvals=rows_down, ticktext=["slots", *map(self._who, reversed(names))])
+        slow = slow_learners(self.view)
+        said = [f"{name} (steps take {slow[name][0]:.1f}x)" if name in slow else name for name in rows_down]
+        figure.update_yaxes(tickvals=rows_down, ticktext=said)
         return self._time_axis(figure)
-
-    def _who(self, name: str) -> str:
-        """A learner, and what its row does not show."""
-        slow = slower(self.view, name)
-        return f"{name} ({slow[0]:.1f}x slower)" if slow else name
 
     def _spans(self, name: str) -> list[Span]:
         """A learner between two lives is away."""

@@ -9,9 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from atoll.core.records import MemberLine, ReportLine
+from atoll.store.steps import StepRow
 from atoll.watch.summary import SECOND_NS, SUMMARY_SCHEMA, ratio
 from atoll.watch.view import RunView
 
@@ -21,17 +20,8 @@ MERGING = (
 )  # fmt: skip
 
 
-class StepRow(msgspec.Struct):
-    """One step of one rank, as the recipe's loop writes it. t_ns: of a monotonic clock."""
-
-    step: int
-    tokens: int
-    loss: float
-    t_ns: int
-
-
 def summarise_parallel(
-    logs: Mapping[str, Sequence[Mapping[str, Any]]],
+    logs: Mapping[str, Sequence[StepRow]],
     *,
     settings: Mapping[str, Any],
     wall_s: float,
@@ -41,10 +31,10 @@ def summarise_parallel(
 ) -> dict[str, Any]:
     """The content of summary.json. logs: per rank the rows of its step log."""
     steps = min((len(rows) for rows in logs.values()), default=0)
-    computed = sum(row["tokens"] for rows in logs.values() for row in rows)
+    computed = sum(row.tokens for rows in logs.values() for row in rows)
     rows = list(next(iter(logs.values()), ()))
-    span_s = (rows[-1]["t_ns"] - rows[0]["t_ns"]) / SECOND_NS if rows else 0.0
-    waited_ns = sum(row["all_reduce_ns"] for rows in logs.values() for row in rows)
+    span_s = (rows[-1].t_ns - rows[0].t_ns) / SECOND_NS if rows else 0.0
+    waited_ns = sum(row.all_reduce_ns for rows in logs.values() for row in rows)
     figures: dict[str, Any] = {
         "schema": SUMMARY_SCHEMA,
         "run_id": settings["run_id"],
@@ -69,7 +59,7 @@ def summarise_parallel(
 def fold_parallel(settings: Mapping[str, Any], logs: Mapping[str, Sequence[StepRow]]) -> RunView:
     """As much of a read model as step logs give: ranks, steps, tokens, losses. No slots, no configuration."""
     view = RunView()
-    view.run_id, view.mode, view.phase = str(settings["run_id"]), str(settings["mode"]), "over"
+    view.run_id, view.mode = str(settings["run_id"]), str(settings["mode"])
     sums: dict[str, tuple[int, float]] = {}
     for name, row in sorted(((n, r) for n, rows in logs.items() for r in rows), key=lambda pair: pair[1].t_ns):
         if name not in sums:
@@ -80,10 +70,10 @@ def fold_parallel(settings: Mapping[str, Any], logs: Mapping[str, Sequence[StepR
     return view
 
 
-def recent_loss(rows: Sequence[Mapping[str, Any]]) -> float | None:
+def recent_loss(rows: Sequence[StepRow]) -> float | None:
     """Mean loss of the last tenth of the steps, rounded up."""
     last = rows[-math.ceil(len(rows) / 10) :] if rows else []
-    return sum(row["loss"] for row in last) / len(last) if last else None
+    return sum(row.loss for row in last) / len(last) if last else None
 
 
 class StepLines:
@@ -97,16 +87,16 @@ class StepLines:
         self._mark: tuple[int, int] | None = None
         self._losses: list[float] = []
 
-    def feed(self, row: Mapping[str, Any]) -> str | None:
+    def feed(self, row: StepRow) -> str | None:
         """The line, where this step ends an interval or the run."""
-        self._tokens += self._ranks * row["tokens"]
-        self._losses.append(row["loss"])
-        mark, self._mark = self._mark, self._mark or (row["t_ns"], self._tokens)
-        if row["step"] % self._every and row["step"] != self._steps:
+        self._tokens += self._ranks * row.tokens
+        self._losses.append(row.loss)
+        mark, self._mark = self._mark, self._mark or (row.t_ns, self._tokens)
+        if row.step % self._every and row.step != self._steps:
             return None
         loss = sum(self._losses) / len(self._losses)
         rate = ""
-        if mark is not None and row["t_ns"] > mark[0]:
-            rate = f"  {(self._tokens - mark[1]) * SECOND_NS / (row['t_ns'] - mark[0]):,.0f} tokens/s"
-        self._mark, self._losses = (row["t_ns"], self._tokens), []
-        return f"step {row['step']:,} of {self._steps:,}  loss {loss:.3f}{rate}"
+        if mark is not None and row.t_ns > mark[0]:
+            rate = f"  {(self._tokens - mark[1]) * SECOND_NS / (row.t_ns - mark[0]):,.0f} tokens/s"
+        self._mark, self._losses = (row.t_ns, self._tokens), []
+        return f"step {row.step:,} of {self._steps:,}  loss {loss:.3f}{rate}"

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
-
 from atoll.core.config import DATA_PARALLEL
 from atoll.core.records import Record
 from atoll.errors import RunError
 from atoll.store.rundir import read_settings
+from atoll.store.steps import StepLog
 from atoll.store.tape import is_written, read_tape
-from atoll.watch.parallel import StepRow, fold_parallel
+from atoll.watch.parallel import fold_parallel
 from atoll.watch.view import RunView
-
-_step_decoder = msgspec.json.Decoder(StepRow)
 
 
 class Follower:
@@ -63,14 +60,5 @@ def read_run(run_dir: Path) -> RunView:
     settings = read_settings(run_dir) if (run_dir / "run.toml").is_file() else {}
     if settings.get("mode") != DATA_PARALLEL:
         return fold_run(run_dir)
-    logs = {path.stem.rpartition("-")[0]: _rows(path) for path in sorted((run_dir / "steps").glob("*.jsonl"))}
-    return fold_parallel(settings, logs)
-
-
-def _rows(path: Path) -> list[StepRow]:
-    """Of a step log, without a line that is half written."""
-    try:
-        whole, _, _ = path.read_bytes().rpartition(b"\n")
-        return [_step_decoder.decode(line) for line in whole.splitlines()]
-    except (OSError, msgspec.MsgspecError) as error:
-        raise RunError(f"{path} cannot be read: {error}") from error
+    logs = {path.stem.rpartition("-")[0]: StepLog(path) for path in sorted((run_dir / "steps").glob("*.jsonl"))}
+    return fold_parallel(settings, {name: log.follow() for name, log in logs.items()})

@@ -146,7 +146,7 @@ def _overlaid(runs: Sequence[Compared], over: str) -> go.Figure:
         for trace, how in zip(single.data, ("training", "held-out"), strict=False):
             figure.add_scatter(x=trace.x, y=trace.y, mode=trace.mode, name=f"{run.name}, {how}")
         figure.update_xaxes(title=single.layout.xaxis.title.text)
-    return figure.update_yaxes(title="nats")
+    return figure.update_yaxes(title="loss")
 
 
 def comparison(runs: Sequence[Compared]) -> str:

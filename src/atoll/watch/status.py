@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from atoll.watch.history import PRESENT, SlotRow
 from atoll.watch.judge import findings, unmerged_slots
-from atoll.watch.summary import seconds
+from atoll.watch.summary import ratio, report_span_s, seconds
 from atoll.watch.tallies import LifeView
-from atoll.watch.view import RunView
+from atoll.watch.view import ENDED, RunView
 from atoll.watch.window import mean, newest, window
 
 OPEN_MOST = 3
@@ -17,7 +17,7 @@ OPEN_MOST = 3
 
 @dataclass(frozen=True, slots=True)
 class LearnerStatus:
-    """The newest life of one learner."""
+    """The newest life of one learner. Its speed is the last one known, of a run that has ended too."""
 
     name: str
     state: str
@@ -48,6 +48,7 @@ class Status:
     left_s: float | None
     tokens: int
     tokens_per_s: float | None
+    """Of those that are ready; of a run that has ended, the mean."""
     loss: float | None
     """Training loss of the newest tenth."""
     kept: float | None
@@ -65,7 +66,6 @@ def status(view: RunView) -> Status:
     slots = config.slots if config else 0
     computed = view.tokens * view.pieces
     learners = [_learner(view, name) for name in sorted({name for name, _ in view.lives})]
-    rates = [row.tokens_per_s for row in learners if row.state == "ready" and row.tokens_per_s]
     return Status(
         view.run_id,
         view.mode,
@@ -76,7 +76,7 @@ def status(view: RunView) -> Status:
         seconds(view.first_ns, view.last_ns),
         _left_s(view, slots),
         view.tokens,
-        sum(rates) if rates else None,
+        _tokens_per_s(view, learners),
         view.recent.mean,
         min(1.0, view.merged_pieces / computed) if computed else None,
         view.participation.mean,
@@ -84,6 +84,13 @@ def status(view: RunView) -> Status:
         slots_now(view),
         [finding.text for finding in findings(view)],
     )
+
+
+def _tokens_per_s(view: RunView, learners: list[LearnerStatus]) -> float | None:
+    if view.phase in ENDED:
+        return ratio(view.tokens, report_span_s(view))
+    rates = [row.tokens_per_s for row in learners if row.state == "ready" and row.tokens_per_s]
+    return sum(rates) if rates else None
 
 
 def _left_s(view: RunView, slots: int) -> float | None:
@@ -100,7 +107,7 @@ def _learner(view: RunView, name: str) -> LearnerStatus:
     spans = view.history.spans.get(name, [])
     since_ns = spans[-1].start_ns if spans else view.last_ns or 0
     share = view.by_learner.get(name)
-    stepping = life.state in PRESENT
+    stepping = life.state in PRESENT or view.phase in ENDED
     return LearnerStatus(
         name,
         life.state,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from atoll.watch.history import LONG_RUN_NS, Absence
@@ -44,10 +46,11 @@ def duration(seconds: float) -> str:
 
 def story(view: RunView, eval_loss: float | None = None) -> Story:
     """Of a run that is over, or of one that goes on."""
-    return Story(_headline(view, eval_loss), [_learner(view, name) for name in sorted({n for n, _ in view.lives})])
+    slow, names = slow_learners(view), sorted({name for name, _ in view.lives})
+    return Story(_headline(view, eval_loss, slow), [_learner(view, name, slow.get(name)) for name in names])
 
 
-def _headline(view: RunView, eval_loss: float | None) -> str:
+def _headline(view: RunView, eval_loss: float | None, slow: Collection[str]) -> str:
     if view.first_ns is None or view.last_ns is None:
         return "Nothing has happened yet."
     names = {name for name, _ in view.lives}
@@ -64,20 +67,20 @@ def _headline(view: RunView, eval_loss: float | None) -> str:
         f"{view.slots_closed} of {view.config.slots}.",
         f"They computed {view.tokens:,} tokens; {part}." if part else "",
         _losses(view, eval_loss),
-        _faults(view),
+        _faults(view, slow),
     ]
     return " ".join(text for text in said if text)
 
 
 def _losses(view: RunView, eval_loss: float | None) -> str:
     if eval_loss is not None:
-        return f"The held-out loss of the model is {eval_loss:.4f} nats."
+        return f"The held-out loss of the model is {eval_loss:.4f} nats per byte."
     if view.recent.mean is None:
         return ""
-    return f"The training loss is {view.recent.mean:.4f} nats, the mean over the newest tenth of all tokens."
+    return f"The training loss is {view.recent.mean:.4f}, the mean over the newest tenth of all tokens."
 
 
-def _faults(view: RunView) -> str:
+def _faults(view: RunView, slow: Collection[str]) -> str:
     """Who broke and how, all in one sentence."""
     assert view.last_ns is not None
     gone = {name: found for name in view.history.spans if (found := view.history.absences(name, view.last_ns))}
@@ -87,7 +90,7 @@ def _faults(view: RunView) -> str:
         "lost and back": [name for name, absences in gone.items() if absences[-1].back is not None],
         "stood still for a while": still,
         "joined late": [name for name in view.history.spans if _late(view, name) is not None],
-        "much slower than the fastest": [name for name in view.history.spans if slower(view, name)],
+        "much slower than the fastest": list(slow),
     }
     said = [f"{kind}: {_some(names)}" for kind, names in groups.items() if names]
     if not gone:
@@ -115,31 +118,29 @@ def _late(view: RunView, name: str) -> int | None:
     return ready_ns if late else None
 
 
-def _step_ns(view: RunView, name: str) -> float | None:
-    """Mean time of a step while it trained."""
-    steps = sum(life.steps for (n, _), life in view.lives.items() if n == name)
-    if steps < SPEED_STEPS:
-        return None
-    return view.history.spent_ns(name, "ready", view.last_ns or 0) / steps
+def slow_learners(view: RunView) -> dict[str, tuple[float, str]]:
+    """Whose steps, while it trained, took SLOW_TIMES as long as those of the fastest or more: (times, the fastest)."""
+    steps: Counter[str] = Counter()
+    for (name, _), life in view.lives.items():
+        steps[name] += life.steps
+    step_ns = {
+        name: view.history.spent_ns(name, "ready", view.last_ns or 0) / count
+        for name, count in steps.items()
+        if count >= SPEED_STEPS
+    }
+    fastest = min(step_ns, key=lambda name: step_ns[name], default="")
+    times = {name: ns / step_ns[fastest] for name, ns in step_ns.items() if step_ns[fastest]}
+    return {name: (found, fastest) for name, found in times.items() if found >= SLOW_TIMES}
 
 
-def slower(view: RunView, name: str) -> tuple[float, str] | None:
-    """(times as long as a step of, the fastest learner), where that is SLOW_TIMES or more."""
-    speeds = {who: ns for who in view.history.spans if (ns := _step_ns(view, who))}
-    if name not in speeds:
-        return None
-    fastest = min(speeds, key=lambda who: speeds[who])
-    times = speeds[name] / speeds[fastest]
-    return (times, fastest) if times >= SLOW_TIMES else None
-
-
-def _learner(view: RunView, name: str) -> str:
+def _learner(view: RunView, name: str, slow: tuple[float, str] | None) -> str:
     lives = [life for (n, _), life in view.lives.items() if n == name]
     steps, tokens = sum(life.steps for life in lives), sum(life.tokens for life in lives)
     share = view.by_learner.get(name)
     merged = f", merged into {100 * share.mean:.0f}% of the slots that it was ready for" if share and share.mean else ""
     said = [f"{name}: {count(steps, 'step')}, {tokens:,} tokens{merged}."]
-    said += [_joined(view, name), _speed(view, name), *_absences(view, name), _stood(view, name)]
+    speed = f"Its steps took {slow[0]:.1f} times as long as those of {slow[1]}." if slow else ""
+    said += [_joined(view, name), speed, *_absences(view, name), _stood(view, name)]
     lost = sum(weighted(view, life.end.lost) for life in lives if life.end is not None)
     if lost:
         said.append(f"The work of {lost:,.0f} of its tokens is lost.")
@@ -156,11 +157,6 @@ def _learner(view: RunView, name: str) -> str:
 def _joined(view: RunView, name: str) -> str:
     late_ns = _late(view, name)
     return f"Joined {_into(view, late_ns)}." if late_ns is not None else ""
-
-
-def _speed(view: RunView, name: str) -> str:
-    slow = slower(view, name)
-    return f"Its steps took {slow[0]:.1f} times as long as those of {slow[1]}." if slow else ""
 
 
 def _stood(view: RunView, name: str) -> str:

@@ -1,25 +1,29 @@
 """Between wire messages (atoll_pb2) and core messages, both ways.
 
-What comes in was written by somebody else: every name, length, number and hash is checked here, before anything else
-sees it. A violation raises WireError, whose one line ends the stream. Unknown fields are ignored, unknown kinds are
-violations.
+What comes in was written by somebody else: every name, length, number and hash is checked here (wire.check), before
+anything else sees it. A violation raises WireError, whose one line ends the stream. Unknown fields are ignored, unknown
+kinds are violations.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from math import isfinite
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from atoll.core import messages as core
-from atoll.core.config import PAYLOADS
-from atoll.core.layout import DIMENSIONS_MAX, NAME_LENGTH_MAX, TENSORS_MAX, Layout, TensorSpec, make_layout
-from atoll.errors import AtollError
+from atoll.core.layout import DIMENSIONS_MAX, NAME_LENGTH_MAX, TENSORS_MAX, TensorSpec
 from atoll.wire import atoll_pb2 as pb
+from atoll.wire.check import (
+    WireError,
+    check_count,
+    check_finite,
+    check_hash,
+    check_name,
+    check_number,
+    check_text,
+    one_line,
+)
 
-NUMBER_MAX = 2**63 - 1
 PORT_MAX = 65_535
 PIECES_MAX = TENSORS_MAX
 ALIASES_MAX = 64
@@ -27,67 +31,8 @@ CAUSES_MAX = 32
 SETTINGS_MAX = 256
 BATCH_MAX = 64
 WORD_LENGTH_MAX = 32
-TEXT_LENGTH_MAX = 2000
-NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,64}")
-HASH_PATTERN = re.compile(r"([0-9a-f]{32})?")
 
 Envelope = TypeVar("Envelope", pb.LearnerEnvelope, pb.SyncerEnvelope)
-
-
-class WireError(AtollError):
-    """The other side sent what the protocol does not allow."""
-
-
-# ------------------------------------------------------------------------------------------------ checks
-
-
-def check_name(what: str, value: str, *, empty: bool = False) -> str:
-    """`value` if it can be a learner's or run's name: 1 to 64 of A-Z a-z 0-9 . _ - (or, where allowed, empty)."""
-    if (empty and not value) or NAME_PATTERN.fullmatch(value):
-        return value
-    raise WireError(f"{what}={value[:80]!r} must be 1 to 64 letters, digits, '.', '_' or '-'")
-
-
-def check_number(what: str, value: int, highest: int = NUMBER_MAX) -> int:
-    """`value` if 0 <= value <= highest."""
-    if 0 <= value <= highest:
-        return value
-    raise WireError(f"{what}={value} must be between 0 and {highest}")
-
-
-def check_text(what: str, value: str, longest: int = TEXT_LENGTH_MAX) -> str:
-    """`value` if it is one printable line of at most `longest` characters."""
-    if len(value) <= longest and (value.isprintable() or not value):
-        return value
-    raise WireError(f"{what}={value[:80]!r} must be one printable line of at most {longest} characters")
-
-
-def check_hash(what: str, value: str) -> str:
-    """`value` if it is empty or 32 hex digits."""
-    if HASH_PATTERN.fullmatch(value):
-        return value
-    raise WireError(f"{what}={value[:80]!r} must be 32 hex digits")
-
-
-def check_finite(what: str, value: float) -> float:
-    """`value` if it is neither NaN nor infinite."""
-    if isfinite(value):
-        return value
-    raise WireError(f"{what}={value} must be finite")
-
-
-def check_count(what: str, items: Any, most: int) -> Any:
-    """`items` if there are at most `most` of them."""
-    if len(items) <= most:
-        return items
-    raise WireError(f"{what} has {len(items)} entries; at most {most} are allowed")
-
-
-def one_line(text: str) -> str:
-    """`text` as `check_text` lets it pass: what we send never breaks the rule that we enforce."""
-    line = " ".join(text.split())
-    line = "".join(char if char.isprintable() else "?" for char in line)
-    return line[:TEXT_LENGTH_MAX]
 
 
 # ------------------------------------------------------------------------------------------------ parts
@@ -166,7 +111,7 @@ def _timings_from_wire(message: pb.Timings) -> core.Timings:
     )
 
 
-def _tensor_to_wire(tensor: TensorSpec) -> pb.TensorSpec:
+def tensor_to_wire(tensor: TensorSpec) -> pb.TensorSpec:
     return pb.TensorSpec(
         name=tensor.name,
         shape=tensor.shape,
@@ -176,7 +121,7 @@ def _tensor_to_wire(tensor: TensorSpec) -> pb.TensorSpec:
     )
 
 
-def _tensor_from_wire(message: pb.TensorSpec) -> TensorSpec:
+def tensor_from_wire(message: pb.TensorSpec) -> TensorSpec:
     shape = tuple(check_count("shape", message.shape, DIMENSIONS_MAX))
     aliases = check_count("aliases", message.aliases, ALIASES_MAX)
     return TensorSpec(
@@ -222,7 +167,7 @@ def _hello_to_wire(m: core.Hello) -> pb.LearnerEnvelope:
         name=m.name,
         generation=m.generation,
         fingerprint=m.fingerprint,
-        tensors=map(_tensor_to_wire, m.tensors),
+        tensors=map(tensor_to_wire, m.tensors),
     )
     return pb.LearnerEnvelope(hello=hello)
 
@@ -234,7 +179,7 @@ def _hello_from_wire(m: pb.Hello, pieces: int) -> core.Hello:
         name=check_name("name", m.name),
         generation=check_number("generation", m.generation),
         fingerprint=check_hash("fingerprint", m.fingerprint),
-        tensors=tuple(map(_tensor_from_wire, check_count("tensors", m.tensors, TENSORS_MAX))),
+        tensors=tuple(map(tensor_from_wire, check_count("tensors", m.tensors, TENSORS_MAX))),
     )
 
 
@@ -529,65 +474,3 @@ def contribution_from_wire(message: pb.ContributionId) -> tuple[str, core.Life, 
         check_number("piece", message.piece, PIECES_MAX),
         check_number("seq", message.seq),
     )
-
-
-# ------------------------------------------------------------------------------------------------ observers
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """What an observer is told of a run. layout None: no learner has joined yet."""
-
-    run_id: str
-    bulk_port: int
-    payload: str
-    layout: Layout | None
-
-
-def observed_to_wire(run_id: str, bulk_port: int, payload: str, layout: Layout) -> pb.ObserveResult:
-    """What is trained."""
-    return pb.ObserveResult(
-        run_id=run_id,
-        bulk_port=bulk_port,
-        payload=payload,
-        fragments=len(layout.pieces),
-        fingerprint=layout.fingerprint,
-        tensors=map(_tensor_to_wire, layout.tensors()),
-    )
-
-
-def observed_from_wire(m: pb.ObserveResult) -> Observed:
-    """The inverse; WireError too where the tensors are no model, or not the one that the fingerprint names."""
-    run_id = check_name("run", m.run_id)
-    port = check_number("bulk_port", m.bulk_port, PORT_MAX)
-    tensors = tuple(map(_tensor_from_wire, check_count("tensors", m.tensors, TENSORS_MAX)))
-    if not tensors:
-        return Observed(run_id, port, "", None)
-    if m.payload not in PAYLOADS or not port:
-        raise WireError(f"payload={m.payload[:40]!r} and bulk_port={port} cannot be used")
-    try:
-        layout = make_layout(tensors, check_number("fragments", m.fragments, PIECES_MAX))
-    except AtollError as error:
-        raise WireError(str(error)) from error
-    if layout.fingerprint != check_hash("fingerprint", m.fingerprint):
-        raise WireError("the tensors do not have the fingerprint that comes with them")
-    return Observed(run_id, port, m.payload, layout)
-
-
-def published_to_wire(pieces: Iterable[Any], *, over: bool) -> pb.FetchHeader:
-    """What is published (version, slot, data, hash), per piece."""
-    rows = (
-        pb.PublishedPiece(version=version_to_wire(p.version), slot=p.slot, size_bytes=len(p.data), hash=p.hash)
-        for p in pieces
-    )
-    return pb.FetchHeader(pieces=rows, over=over)
-
-
-def published_from_wire(m: pb.FetchHeader, sizes: Sequence[int]) -> tuple[list[tuple[core.Version, int, str]], bool]:
-    """(per piece its version, slot and hash; over). Empty where version 0 is not there. `sizes`: bytes per piece."""
-    if not m.pieces:
-        return [], m.over
-    if [piece.size_bytes for piece in m.pieces] != list(sizes):
-        raise WireError(f"the {len(m.pieces)} pieces that are published do not have the sizes of the layout")
-    rows = [(version_from_wire(p.version), check_number("slot", p.slot), check_hash("hash", p.hash)) for p in m.pieces]
-    return rows, m.over
