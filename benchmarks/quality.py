@@ -49,7 +49,7 @@ AXES: dict[str, list[dict[str, Any]]] = {
 }
 RATES = {"adamw": (1e-3, 2e-3, 4e-3), "muon": (1e-3, 2e-3, 5e-4)}
 """Tried by `tune`; the first one by the others."""
-OF_TRIAL = ("inner", "way_steps", "memory")
+OF_TRIAL = ("inner", "way_steps", "memory", "idea")
 """Of the changes, those that are no settings of the run."""
 STANDARD = {field.name: field.default for field in fields(Trial) if field.name in OF_TRIAL}
 FLOORS = ("alone", "averaged-once")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from atoll.core.config import RunConfig
-from atoll.core.layout import Layout
+from atoll.core.layout import Layout, Piece
 from atoll.core.messages import Announce
 from atoll.tensors.codec import decode, encode, payload_bytes
 from atoll.tensors.merge import Method, merge_piece
@@ -88,6 +89,8 @@ class TensorShop:
         self._layout = layout
         self.theta: dict[int, Tensor] = {}
         self._momentum: dict[int, Tensor] = {}
+        self.on_merge: Callable[[int, list[Tensor], Tensor], None] | None = None
+        """For those who measure: piece, contributions, and what came of them; fp32 [P] each."""
 
     def seed(self, piece: int, payload: Tensor) -> None:
         """Version 0 of a piece."""
@@ -100,19 +103,32 @@ class TensorShop:
     def merge(self, piece: int, payloads: list[Tensor], weights: list[float]) -> None:
         """Outer gradient of the contributions, then the outer step."""
         deltas = [-self._decode(payload, piece) for payload in payloads]
-        delta = merge_piece(deltas, weights, self._layout.pieces[piece], cast(Method, self._config.merge))
-        self.merged(piece, deltas, delta)
+        delta = self.joined(deltas, weights, self._layout.pieces[piece])
+        if self.on_merge is not None:
+            self.on_merge(piece, deltas, delta)
         self.theta[piece], self._momentum[piece] = nesterov(
             self.theta[piece],
             self._momentum[piece],
             delta,
             lr=self._config.outer_lr,
-            mu=self._config.outer_momentum,
+            mu=self.mu(piece),
         )
 
-    def merged(self, piece: int, deltas: list[Tensor], delta: Tensor) -> None:
-        """For those who measure: the contributions, and what came of them. fp32 [P] each."""
+    def joined(self, deltas: Sequence[Tensor], weights: Sequence[float], piece: Piece) -> Tensor:
+        """The outer gradient, fp32 [P]."""
+        return merge_piece(deltas, weights, piece, cast(Method, self._config.merge))
+
+    def mu(self, piece: int) -> float:
+        """Outer momentum of the merge that is under way."""
+        return self._config.outer_momentum
 
     def published(self, piece: int) -> Tensor:
         """What goes out of the newest version."""
-        return encode(self.theta[piece], self._config.payload)
+        return self.encoded(self.theta[piece])
+
+    def encoded(self, theta: Tensor) -> Tensor:
+        """As it goes over the wire."""
+        return encode(theta, self._config.payload)
+
+    def finish(self, body: ModelBody) -> None:
+        """After the run: make the final model of that of a learner, which has the final version."""

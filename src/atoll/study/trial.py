@@ -31,6 +31,7 @@ from atoll.recipes.schedule import rate_factor
 from atoll.sim.plan import MS, LearnerSpec
 from atoll.sim.world import World
 from atoll.study.bodies import ModelBody, TensorShop
+from atoll.study.ideas import IDEAS, remember
 from atoll.study.tasks import Task, task_of
 from atoll.tensors.flat import specs_of
 from atoll.tensors.measure import cosine
@@ -59,13 +60,17 @@ class Trial:
     """How long a message is on its way to or from the syncer, in steps of a learner. Tokens do not change with it."""
     memory: float = 1.0
     """The inner optimizer's averages over past gradients reach so many times as far back as the recipe's."""
+    idea: str = ""
+    """One of study.ideas."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ConfigError(f"method={self.method!r} is unknown; use one of {', '.join(METHODS)}")
         choice("inner", self.inner, INNERS)
-        if self.settings and self.method != "atoll":
-            raise ConfigError(f"method={self.method!r} takes no settings, and has {sorted(self.settings)}")
+        choice("idea", self.idea, tuple(IDEAS))
+        if self.method != "atoll" and (self.settings or self.idea):
+            told = [*sorted(self.settings), *([f"idea={self.idea}"] if self.idea else [])]
+            raise ConfigError(f"method={self.method!r} takes no settings, and has {told}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,19 +109,6 @@ def _curve(losses: list[list[float]]) -> list[float]:
     mean = [fmean(step) for step in zip(*losses, strict=False)]
     size = max(1, len(mean) // CURVE_POINTS)
     return [round(fmean(mean[start : start + size]), 4) for start in range(0, len(mean), size)][:CURVE_POINTS]
-
-
-def remember(optimizer: torch.optim.Optimizer, times: float) -> None:
-    """Averages over past gradients reach so many times as far back."""
-
-    def longer(beta: float) -> float:
-        return 1 - (1 - beta) / times
-
-    for group in optimizer.param_groups:
-        if "betas" in group:
-            group["betas"] = tuple(map(longer, group["betas"]))
-        if "momentum" in group:
-            group["momentum"] = longer(group["momentum"])
 
 
 class Trainee:
@@ -171,16 +163,16 @@ class TraineeBody(ModelBody):
         self._trainee.train(core.progress)
 
 
-class MeasuringShop(TensorShop):
-    """Remembers how merged outer gradients of a piece follow each other, and how far learners agree."""
+class Measured:
+    """Of the merges of a run: how outer gradients of a piece follow each other, and how far learners agree."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world.config, world.layout)
+    def __init__(self) -> None:
         self._last: dict[int, Tensor] = {}
         self.followed: list[float] = []
         self.agreed: list[float] = []
 
-    def merged(self, piece: int, deltas: list[Tensor], delta: Tensor) -> None:
+    def on_merge(self, piece: int, deltas: list[Tensor], delta: Tensor) -> None:
+        """As TensorShop says."""
         if piece in self._last:
             self.followed.append(_cosine(self._last[piece], delta))
         self._last[piece] = delta
@@ -195,15 +187,17 @@ def _cosine(a: Tensor, b: Tensor) -> float:
 
 def _atoll(trial: Trial, task: Task) -> Result:
     trainees: list[Trainee] = []
-    shops: list[MeasuringShop] = []
+    shops: list[TensorShop] = []
+    measured = Measured()
     model = task.build(trial.seed)
 
     def make_body(world: World, life: Life) -> TraineeBody:
         trainees.append(Trainee(trial, task, int(life.name[1:])))
         return TraineeBody(world, life, trainees[-1])
 
-    def make_shop(world: World) -> MeasuringShop:
-        shops.append(MeasuringShop(world))
+    def make_shop(world: World) -> TensorShop:
+        shops.append(IDEAS[trial.idea](world.config, world.layout))
+        shops[0].on_merge = measured.on_merge
         return shops[0]
 
     fragments = int(trial.settings.get("fragments", 8))
@@ -226,16 +220,17 @@ def _atoll(trial: Trial, task: Task) -> Result:
     world.run()
     body = world.lives[0].body
     assert isinstance(body, ModelBody)
-    return body.model, trainees, _figures(world, shops[0])
+    shops[0].finish(body)
+    return body.model, trainees, _figures(world, measured)
 
 
-def _figures(world: World, shop: MeasuringShop) -> dict[str, Any]:
+def _figures(world: World, measured: Measured) -> dict[str, Any]:
     merged = [len(line.merged) for line in world.records(SlotLine) if line.slot <= world.config.slots]
     return {
         "tokens": sum(line.tokens for line in world.records(LifeEndLine)),
         "participation": round(fmean(merged) / world.config.learners, 4) if merged else None,
-        "autocorrelation": round(fmean(shop.followed), 4) if shop.followed else None,
-        "agreement": round(fmean(shop.agreed), 4) if shop.agreed else None,
+        "autocorrelation": round(fmean(measured.followed), 4) if measured.followed else None,
+        "agreement": round(fmean(measured.agreed), 4) if measured.agreed else None,
     }
 
 
