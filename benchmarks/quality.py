@@ -1,7 +1,7 @@
 """Which settings make the best model? Trials (atoll.study.trial) of named sweeps, one line of JSON each.
 
     python benchmarks/quality.py screen             # one axis at a time from the base: 600 steps, one rate, one seed
-    python benchmarks/quality.py tune               # baselines, base and candidates at 3 rates: 600 steps, one seed
+    python benchmarks/quality.py tune               # baselines, base and candidates at all rates: 600 steps, one seed
     python benchmarks/quality.py finals --seeds 3   # the same at the rate that was best in `tune`: 1,500 steps
     python benchmarks/quality.py defaults --seeds 3 --model vit-digits    # baselines, base, candidates; no rate tuned
     python benchmarks/quality.py table              # what there is, as a table
@@ -47,7 +47,7 @@ AXES: dict[str, list[dict[str, Any]]] = {
     "take": [{"take": "overwrite"}],
     "merge": [{"merge": "average"}],
 }
-RATES = {"adamw": (1e-3, 2e-3, 4e-3), "muon": (1e-3, 2e-3, 5e-4)}
+RATES = {"adamw": (1e-3, 2e-3, 4e-3), "muon": (1e-3, 2e-3, 5e-4, 4e-3)}
 """Tried by `tune`; the first one by the others."""
 OF_TRIAL = ("inner", "way_steps", "memory", "idea")
 """Of the changes, those that are no settings of the run."""
@@ -93,11 +93,11 @@ def trials(options: Options) -> Iterator[Trial]:
     if options.what == "screen":
         chosen = [BASE, *({**BASE, **change} for changes in AXES.values() for change in changes)]
     for seed in range(options.seeds):
-        for rank in range(3 if options.what == "tune" else 1):
+        for rank in range(max(map(len, RATES.values())) if options.what == "tune" else 1):
             for method, settings in contestants(chosen):
-                rate = RATES[settings.get("inner", "adamw")][rank]
-                trial = trial_of(method, settings, seed=seed, lr=rate, **common)
-                yield at_best_rate(trial, options) if options.what == "finals" else trial
+                for rate in RATES[settings.get("inner", "adamw")][rank : rank + 1]:
+                    trial = trial_of(method, settings, seed=seed, lr=rate, **common)
+                    yield at_best_rate(trial, options) if options.what == "finals" else trial
         if options.what == "screen":
             yield from (Trial(method=method, seed=seed, lr=RATES["adamw"][0], **common) for method in FLOORS)
 
