@@ -75,6 +75,8 @@ class Options:
     """Of each setting."""
     candidates: tuple[str, ...] = ()
     """All but screen: settings beside the base, as JSON, like '{"outer_lr": 1.0}'."""
+    rate: float | None = None
+    """Screen and defaults: this one instead of the first of RATES."""
     base: bool = True
     """--no-base: candidates only, with their baselines."""
     jobs: int = 2
@@ -96,6 +98,8 @@ def trials(options: Options) -> Iterator[Trial]:
         for rank in range(max(map(len, RATES.values())) if options.what == "tune" else 1):
             for method, settings in contestants(chosen):
                 for rate in RATES[settings.get("inner", "adamw")][rank : rank + 1]:
+                    if options.rate is not None and options.what in ("screen", "defaults"):
+                        rate = options.rate
                     trial = trial_of(method, settings, seed=seed, lr=rate, **common)
                     yield at_best_rate(trial, options) if options.what == "finals" else trial
         if options.what == "screen":
