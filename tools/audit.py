@@ -1,9 +1,6 @@
-"""Redo a run from what it left behind, with plain torch and nothing of atoll.
-
-From version 0, the kept contributions, the tape and the step logs that the training loops wrote it computes again every
-merge and outer step up to the hash of model/, every clock and quorum, every book and every figure of summary.json.
-docs/ARITHMETIC.md and docs/SUMMARY.md say how. Exit status: 0 all equal, 1 something differs, 2 it cannot be read.
-"""
+"""Redo a run from what it left behind, with plain torch and nothing of atoll: from version 0, the kept contributions,
+the tape and the step logs every merge and outer step up to the hash of model/, every clock and quorum, every book and
+every figure of summary.json (docs/ARITHMETIC.md, docs/SUMMARY.md). Exit: 0 equal, 1 not equal, 2 it cannot be read."""
 import hashlib
 import json
 import math
@@ -185,7 +182,7 @@ def check_pace(run):
 def check_books(run, merged):
     for (name, generation), end in run.ends.items():
         log, tokens, loss = run.dir / f"steps/{name}-{generation}.jsonl", 0, 0.0
-        must(log.exists() or not end["steps"], f"{log} is missing")
+        must(log.exists() or not end["steps"], f"{log} is missing; its learner wrote it to its own --run")
         rows = [json.loads(x) for x in log.read_text().splitlines()] if end["steps"] else []
         told = {x["steps"]: x for x in run.kind("reportline") if (x["name"], x["generation"]) == (name, generation)}
         told[end["steps"]] = end
@@ -280,6 +277,8 @@ def compare(recounted, recorded, where="summary"):
         (compare if isinstance(value, dict) else close)(value, recorded[name], f"{where}.{name}")
 
 def main(directory):
+    if not any((Path(directory) / "contributions").iterdir()):
+        raise OSError("no contributions in it: it ran without --keep-contributions")
     run = Run(directory)
     (merged, merges), slots = redo_merges(run), check_pace(run)
     check_books(run, merged)

@@ -81,6 +81,14 @@ def test_it_passes_on_the_run_itself(run: Path) -> None:
     assert told["merged"] > 0
 
 
+def test_a_run_without_contributions_cannot_be_audited__status_2(copy: Path) -> None:
+    shutil.rmtree(copy / "contributions")
+    (copy / "contributions").mkdir()
+    done = subprocess.run([sys.executable, "tools/audit.py", str(copy)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "ran without --keep-contributions" in done.stdout
+
+
 def test_it_imports_nothing_of_atoll_and_is_short() -> None:
     text = (ROOT / "tools" / "audit.py").read_text()
     assert "import atoll" not in text

@@ -107,6 +107,14 @@ def test_by_hand__a_learner_that_diverges_stops_with_status_3_and_the_run_goes_o
     assert {path.name.split("-")[0] for path in (where / "runs").glob("*/steps/*")} == {"good", "bad"}
 
 
+@pytest.mark.parametrize("wait", ["-3", "nan", "inf", "1e9"])
+def test_learner__a_wait_that_makes_no_sense_is_refused_before_anything_is_said(wait, capsys):
+    assert main(["learner", f"--timeout-s={wait}"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == f"atoll: timeout_s={float(wait):g} must be between 0 and 2,678,400 seconds\n"
+
+
 def test_learner__tells_every_tenth_and_every_half_minute():
     now = [0.0]
     progress = Progress(clock=lambda: now[0])

@@ -16,6 +16,7 @@ from atoll.cli.syncer import SyncerCommand
 from atoll.cli.train import Train
 from atoll.core.config import RunConfig
 from atoll.errors import ConfigError
+from atoll.launch.options import given
 from atoll.store.rundir import to_toml
 
 COMMANDS = {"train": Train, "syncer": SyncerCommand, "learner": LearnerCommand, "evaluate": Evaluate, "sim fuzz": Fuzz}
@@ -111,6 +112,27 @@ def test_config__no_file_no_name_two_names(write, tmp_path):
         with pytest.raises(ConfigError, match="config") as info:
             parse(Train, "train", argv)
         assert told in str(info.value)
+
+
+def test_config__the_options_of_a_run_make_it_again(write, tmp_path, monkeypatch):
+    words = ["--learners", "3", "--inner-lr", "2e-3", "--data", "a", "b", "--slow", "l2=2", "--keep-contributions"]
+    words += ["--init", "first.safetensors", "--run", "runs/one", "--quiet"]
+    options = parse(Train, "train", words)
+    write(to_toml(given(options)))
+    again = parse(Train, "train", ["--config", "conf.toml", "--run", "runs/one", "--quiet"])
+    assert again == options
+    assert "run" not in given(options)
+    assert given(parse(Train, "train", [])) == {}
+
+
+def test_config__a_run_toml_says_where_all_options_of_that_run_are(tmp_path, capsys):
+    settings = RunConfig(run_id="run-1", steps=60, fragments=4, interval=12).to_dict()
+    (tmp_path / "run.toml").write_text(to_toml(settings))
+    (tmp_path / "options.toml").write_text("")
+    parse(Train, "train", ["--config", str(tmp_path / "run.toml")])
+    whole = tmp_path / "options.toml"
+    told = capsys.readouterr().err
+    assert told.endswith(f"has the settings of merging only; '{whole}' has all options of that run\n")
 
 
 def test_config__the_run_toml_of_an_earlier_run(write, capsys):

@@ -158,6 +158,13 @@ def test_pull__every__of_a_run_whose_syncer_was_killed_takes_what_there_is_and_e
     run.begin(5)
     (run.path / "tape.jsonl").write_text("")
     os.utime(run.path / "tape.jsonl", (1, 1))
-    assert main(["pull", "run", "--to", "to", "--every", "1s"]) == 0
+    told = refused(capsys, "run", "--to", "to", "--every", "1s")
+    assert told == "atoll: the run broke off: its syncer is gone; to has its newest model"
     assert names(Path("to")) == ["model-00000005.safetensors"]
-    assert capsys.readouterr().out.splitlines()[-1] == "the run is over"
+
+
+def test_pull__of_a_run_that_merges_nothing_says_where_its_model_is(run, capsys) -> None:
+    (run.path / "run.toml").write_text('run_id = "r"\nmode = "data-parallel"\n')
+    told = refused(capsys, "run", "--to", "to")
+    assert "run run is of mode=data-parallel, which merges nothing" in told
+    assert told.endswith("its model is in model/ of its directory")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import psutil
@@ -22,7 +23,9 @@ from atoll.recipes.loop import TrainConfig, load_corpus, optimizer_of, own_batch
 from atoll.recipes.model import build_model
 from atoll.recipes.schedule import rate_factor
 from atoll.store.steps import StepLog, StepRow
+from atoll.watch.charts import Charts
 from atoll.watch.parallel import StepLines, summarise_parallel
+from atoll.watch.read import read_run
 from atoll.watch.summary import fold, summarise
 
 TEXT = "the quick brown fox jumps over the lazy dog, and the dog does not mind it at all\n"
@@ -96,7 +99,14 @@ def test_data_parallel__is_one_model_on_the_batches_of_all_ranks(tmp_path, text,
     assert f"{summary['eval_loss']:.4f} held-out" in (tmp_path / "c.html").read_text()
     capsys.readouterr()
     assert main(["status", str(tmp_path / "run")]) == 2
-    assert "has no tape.jsonl; give the directory of a run that has a syncer" in capsys.readouterr().err
+    assert "has no tape.jsonl; give that of a run with a syncer" in capsys.readouterr().err
+    charts = Charts(read_run(tmp_path / "run"))
+    for over in ("tokens", "time"):
+        (trace,) = charts.loss(over).data
+        assert len(trace.x) == 8, "a point for each step of each rank"
+    assert trace.y[-1] == pytest.approx(rows[-1]["loss"], rel=0.2)
+    options = tomllib.loads((tmp_path / "run/options.toml").read_text())
+    assert options == {"mode": "data-parallel", "learners": 2, "steps": 4, "data": [str(text)]}
 
 
 def test_data_parallel__a_dead_rank_ends_the_run_and_is_named(tmp_path, text):

@@ -15,7 +15,7 @@ from atoll.core.records import MemberLine
 from atoll.sim.plan import S
 from atoll.sim.world import World
 from atoll.store.evals import EvalLine, append_eval, read_evals
-from atoll.watch.report import report
+from atoll.watch.report import Compared, compare, report
 from atoll.watch.summary import fold
 from tests.watch.worlds import equal, tape_of, world, write_tape
 
@@ -124,12 +124,26 @@ def test_commands__what_is_no_run(
     assert said.out == ""
     assert said.err.startswith("atoll: ")
     assert said.err.count("\n") == 1
+    assert ("does not exist; give the directory of a run" in said.err) == (what == "missing")
 
 
 def test_report__a_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_tape(tmp_path / "run", tape_of(world(equal(2), steps=24)))
-    assert main(["report", str(run), "--to", str(tmp_path / "none" / "x.html")]) == 2
-    assert "cannot be written" in capsys.readouterr().err
+    for path, reason in (("none/x.html", "No such file or directory"), (".", "Is a directory")):
+        assert main(["report", str(run), "--to", str(tmp_path / path)]) == 2
+        assert f"cannot be written: {reason}; give another file with --to" in capsys.readouterr().err
+
+
+def test_compare__one_line_has_its_name_too_and_no_markers_are_promised(tmp_path: Path) -> None:
+    page = compare([Compared("only", fold(tape_of(world(equal(2), steps=24))))])
+    assert '"showlegend":true' in page
+    assert "Training loss." in page
+    assert "markers: held-out" not in page
+
+
+def test_report__of_a_run_that_goes_on(tmp_path: Path) -> None:
+    lines = tape_of(world(equal(2)))
+    assert "the run has come to slot " in report(fold(lines[: len(lines) // 2]))
 
 
 def test_evals__a_torn_last_line_is_ignored_and_damage_is_told(tmp_path: Path) -> None:

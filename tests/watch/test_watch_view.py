@@ -149,6 +149,36 @@ def test_finding__a_learner_unmerged_for_long_with_its_reason() -> None:
     assert any(text.startswith("thin was not merged for") and "uplink is too slow" in text for text in texts), texts[:3]
 
 
+HEALTHY = {
+    "two": equal(2),
+    "four": equal(4),
+    "one is slow": [*equal(2), LearnerSpec(name="slow", step_ns=400 * MS)],
+    "one is late": [*equal(2), LearnerSpec(name="late", joins_at_ns=5 * S)],
+    "all but one are late": [*equal(1), *(LearnerSpec(name=f"late{i}", joins_at_ns=(3 + i) * S) for i in range(3))],
+}
+
+
+@pytest.mark.parametrize("fragments", [1, 4, 8])
+@pytest.mark.parametrize("who", HEALTHY)
+def test_finding__work_that_is_on_its_way_is_no_waste(who: str, fragments: int) -> None:
+    """At no moment: not at the start, not when one has joined."""
+    view = RunView()
+    for line in tape_of(world(HEALTHY[who], fragments=fragments, interval=24, steps=240)):
+        view.feed(line)
+        if isinstance(line, SlotLine):
+            wasted = [finding.text for finding in findings(view) if finding.kind == "yield"]
+            assert not wasted, (view.slots_closed, wasted)
+
+
+def test_finding__waste() -> None:
+    thin = [LearnerSpec(name=name, up_bytes_per_s=20_000) for name in ("a", "b")]
+    view, texts = RunView(), []
+    for line in tape_of(world([*equal(1), *thin], piece_values=10_000, overlap=1, steps=400)):
+        view.feed(line)
+        texts += [finding.text for finding in findings(view) if finding.kind == "yield"]
+    assert any(re.match(r"only \d+% of what was computed in the last \d+ slots was merged; ", text) for text in texts)
+
+
 def test_finding__the_same_single_learner_fills_slot_after_slot() -> None:
     slow = [LearnerSpec(name=name, step_ns=8000 * MS) for name in ("a", "b")]
     made = world([*equal(1), *slow], quorum=1, grace_factor=0.0, steps=400)

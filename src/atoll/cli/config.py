@@ -4,7 +4,8 @@
     data = ["texts", "more.txt"]
 
 A run.toml is such a file too: it begins with run_id, and holds settings that no option sets. The new run has its own
-run_id; of the others those are named that differ from what the new run will have.
+run_id; of the others those are named that differ from what the new run will have. It knows nothing of data, model and
+rates; where the options of that run lie beside it (options.toml), it is said.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from atoll.core.config import RunConfig
 from atoll.errors import ConfigError, nearest, shown
+from atoll.launch.options import OPTIONS_FILE, LocalOptions
 
 FLAG = "--config"
 FILE_BYTES_MAX = 1_000_000
@@ -80,7 +82,7 @@ def read_options(path: Path, kind: type) -> FileOptions:
             values[name] = _typed(value, kinds[name], f"config {str(path)!r}: {name}")
     if earlier and values.get("quorum") == 0:
         del values["quorum"]  # run.toml writes the default as 0
-    return FileOptions(values=values, note=_note(path, left) if earlier else "")
+    return FileOptions(values=values, note=_note(path, left, kind) if earlier else "")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -121,8 +123,11 @@ def _float(value: float, where: str) -> float:
         raise ConfigError(f"{where}={shown(value)} must be {WANTED[float]}") from None
 
 
-def _note(path: Path, left: Mapping[str, Any]) -> str:
-    """Settings of an earlier run that a new one will not have; "" where all of them are the default anyway."""
+def _note(path: Path, left: Mapping[str, Any], kind: type) -> str:
+    """What of an earlier run a new one will not have; "" where all of it is the default anyway."""
+    whole = path.with_name(OPTIONS_FILE)
+    if issubclass(kind, LocalOptions) and whole.is_file():
+        return f"config {str(path)!r} has the settings of merging only; {str(whole)!r} has all options of that run"
     usual = {name: field.default for name, field in RunConfig.__dataclass_fields__.items()}
     changed = [
         f"{name}={shown(value)}"

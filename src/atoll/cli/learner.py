@@ -28,7 +28,7 @@ class LearnerCommand:
     name: str | None = None
     """Name in the run, not in use by another; default: host and process."""
     model: str = "tiny"
-    """tiny or small: the same for all learners of a run."""
+    """tiny, tiny-moe or small: the same for all learners of a run."""
     data: tuple[str, ...] = ("stdlib",)
     """Text files and folders, or stdlib."""
     index: int = 1
@@ -49,7 +49,8 @@ class LearnerCommand:
     threads: int = 1
     """Torch threads."""
     run: Path | None = None
-    """Where the step log goes, in steps/; default runs/<name>."""
+    """Where the step log goes, in steps/; default runs/<name>. The syncer's --run where that is on this machine: the
+    audit wants all step logs there."""
     timeout_s: float = 60.0
     """How long to look for the syncer and its parameters."""
 
@@ -81,10 +82,11 @@ def main(argv: Sequence[str]) -> int:
     options = parse(LearnerCommand, "learner", argv)
     from atoll.errors import ConfigError, RunOverError
     from atoll.recipes.loop import TrainConfig, default_inner, train
-    from atoll.train.learner import default_name
+    from atoll.train.learner import check_reach, default_name
 
     if not 1 <= options.index <= options.of:
         raise ConfigError(f"index={options.index} must be between 1 and of={options.of}")
+    check_reach(options.address, options.bulk_address, timeout_s=options.timeout_s)
     cores = os.cpu_count() or 1
     if not 1 <= options.threads <= cores:
         raise ConfigError(f"threads={options.threads} must be between 1 and the {cores} cores of this machine")

@@ -59,6 +59,8 @@ class Pulled:
     model: MergedModel | None
     over: bool
     """Nothing will come after it."""
+    broken_off: bool = False
+    """That is so because the syncer is gone."""
 
 
 Known = tuple[str, str]
@@ -94,8 +96,8 @@ class DirectorySource:
                 raise RunError(f"the run in {self._path} ended before anything was merged; there is no model") from None
             raise
         if known == (self._reader.run_id, versions):
-            return Pulled(None, over)
-        return Pulled(self._reader.read(), over)
+            return Pulled(None, over, over and self._reader.broken_off)
+        return Pulled(self._reader.read(), over, over and self._reader.broken_off)
 
 
 class NetworkSource:
@@ -128,7 +130,7 @@ class NetworkSource:
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 where there was a model, or the run is over."""
+    """0 where there was a model, or the run has come to its end; SyncerGoneError where it broke off."""
     options = parse(Pull, "pull", argv)
     from atoll.launch.durations import duration_s
 
@@ -172,10 +174,10 @@ class Follower:
         """Once, or until the run is over."""
         wait_s, told = 0.0, False
         while True:
-            over = False
+            over = broken_off = False
             try:
                 pulled = self._source.next(self._known, wait_s)
-                over = pulled.over
+                over, broken_off = pulled.over, pulled.broken_off
                 self._take(pulled.model, quiet=every_s is not None)
                 wait_s = every_s or 0.0
             except (NothingMergedError, OvertakenError) as error:
@@ -193,6 +195,8 @@ class Follower:
                 warn(f"{reason}; trying again in {every_s:g} s")
             if every_s is None:
                 return 0
+            if broken_off:
+                raise SyncerGoneError(f"the run broke off: its syncer is gone; {self._to} has its newest model")
             if over:
                 print("the run is over", flush=True)
                 return 0

@@ -65,5 +65,5 @@ def write(path: Path, page: str) -> Path:
     try:
         write_atomic(path, page.encode())
     except OSError as error:
-        raise RunError(f"{path} cannot be written: {error}; give another file with --to") from error
+        raise RunError(f"{path} cannot be written: {error.strerror}; give another file with --to") from error
     return path

@@ -21,7 +21,7 @@ from atoll.launch.check import check_data, check_init, resolve_fragments
 from atoll.launch.child import ENDED_DIVERGED
 from atoll.launch.cores import Share, machine_cores, shares, thread_environment
 from atoll.launch.evaluator import EvalEvery, eval_every
-from atoll.launch.options import EVAL_EVERY, LISTEN, STEPS, LocalOptions
+from atoll.launch.options import EVAL_EVERY, LISTEN, OPTIONS_FILE, STEPS, LocalOptions, given
 from atoll.launch.plan import (
     START_WAIT_S,
     check_port,
@@ -77,6 +77,8 @@ class Plan:
     corpus: Corpus
     notes: tuple[str, ...]
     """Warnings for people."""
+    options: dict[str, Any]
+    """As `options.given`."""
     evals: EvalEvery | None = None
     """None: no evaluator."""
 
@@ -171,6 +173,7 @@ def prepare(options: LocalOptions, environ: Mapping[str, str] = os.environ) -> P
         token=token or secrets.token_urlsafe(24),
         corpus=check_data(learners[0]),
         notes=tuple(note for note in notes if note is not None),
+        options=given(options),
         evals=evals,
     )
 
@@ -229,7 +232,7 @@ class LocalRun:
         self._began_s = time.monotonic()
         rundir = open_rundir(plan.run_dir, plan.config.run_id)
         (plan.run_dir / "logs").mkdir(exist_ok=True)
-        write_atomic(plan.run_dir / RECIPE_FILE, to_toml(recipe_of(plan.learners[0])).encode())
+        write_recipe(plan.run_dir, plan.learners[0], plan.options)
         self._tape = rundir.tape
         syncer = self._child("syncer", self._syncer_spec(), threads=1)
         syncer.start()
@@ -465,6 +468,12 @@ class LocalRun:
     def _pids_changed(self) -> None:
         if self._plan.run_dir.exists():
             write_pids(self._plan.run_dir / "processes.json", self._children)
+
+
+def write_recipe(run_dir: Path, train: TrainConfig, options: Mapping[str, Any]) -> None:
+    """What is to be known to use the model, and to make such a run again."""
+    write_atomic(run_dir / RECIPE_FILE, to_toml(recipe_of(train)).encode())
+    write_atomic(run_dir / OPTIONS_FILE, to_toml(options).encode())
 
 
 def recipe_of(train: TrainConfig) -> dict[str, str | int | float]:

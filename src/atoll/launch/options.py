@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from atoll.launch.plan import Method
 
@@ -27,7 +29,7 @@ class LocalOptions(Method):
     run: Path | None = None
     """Directory of the run, new or empty; default runs/<time>-<model>."""
     model: str = "tiny"
-    """tiny (0.9M parameters) or small (10M)."""
+    """tiny (0.9M parameters), tiny-moe (2.5M, a mixture of experts) or small (10M)."""
     data: tuple[str, ...] = ("stdlib",)
     """Text files and folders, or stdlib: the source of Python's own standard library."""
     inner_lr: float | None = None
@@ -53,5 +55,18 @@ class LocalOptions(Method):
 
 
 STEPS = 300
+OPTIONS_FILE = "options.toml"
+"""In the run's directory: for --config, to make such a run again."""
 LISTEN = "127.0.0.1:0"
 EVAL_EVERY = "30s"
+
+
+def given(options: LocalOptions) -> dict[str, Any]:
+    """What differs from the defaults, but for the directory: the content of OPTIONS_FILE."""
+    values = {field.name: getattr(options, field.name) for field in fields(LocalOptions) if field.name != "run"}
+    usual = LocalOptions()
+    return {
+        name: os.fspath(value) if isinstance(value, Path) else value
+        for name, value in values.items()
+        if value != getattr(usual, name)
+    }

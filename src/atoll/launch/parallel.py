@@ -24,15 +24,14 @@ from atoll.launch.local import (
     KILL_WAIT_S,
     LEARNERS_MAX,
     POLL_S,
-    RECIPE_FILE,
     Outcome,
     Say,
     asked_steps,
     default_run_dir,
     learners_of,
-    recipe_of,
+    write_recipe,
 )
-from atoll.launch.options import LocalOptions
+from atoll.launch.options import LocalOptions, given
 from atoll.launch.plan import check_run_dir, new_run_id
 from atoll.launch.processes import Child, Signals, describe_exit, write_pids
 from atoll.recipes.data import Corpus
@@ -64,6 +63,8 @@ class ParallelPlan:
     learners: tuple[TrainConfig, ...]
     shares: tuple[Share, ...]
     corpus: Corpus
+    options: dict[str, Any]
+    """As `options.given`."""
 
     def settings(self) -> dict[str, str | int]:
         """run.toml."""
@@ -108,6 +109,7 @@ def prepare_parallel(options: LocalOptions) -> ParallelPlan:
         learners=learners,
         shares=tuple(parts),
         corpus=check_data(learners[0]),
+        options=given(options),
     )
 
 
@@ -143,7 +145,7 @@ class ParallelRun:
         plan = self._plan
         plan.run_dir.mkdir(parents=True, exist_ok=True)
         write_atomic(plan.run_dir / "run.toml", to_toml(plan.settings()).encode())
-        write_atomic(plan.run_dir / RECIPE_FILE, to_toml(recipe_of(plan.learners[0])).encode())
+        write_recipe(plan.run_dir, plan.learners[0], plan.options)
         for train, share in zip(plan.learners, plan.shares, strict=True):
             environ = thread_environment(share.threads, os.environ) | {"GLOO_SOCKET_IFNAME": loopback()}
             log = plan.run_dir / "logs" / f"{train.name}.log"

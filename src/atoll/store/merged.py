@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from atoll.core.config import DATA_PARALLEL
 from atoll.core.layout import Layout
 from atoll.core.messages import Version
 from atoll.errors import NothingMergedError, OvertakenError, RunError
@@ -107,13 +108,25 @@ class MergedReader:
         self.run_id = ""
         self._layout: Layout | None = None
         self._payload = ""
-        read_settings(run_dir)
+        if read_settings(run_dir).get("mode") == DATA_PARALLEL:
+            raise RunError(
+                f"run {run_dir} is of mode={DATA_PARALLEL}, which merges nothing; when it has ended, its model is in "
+                "model/ of its directory"
+            )
 
     @property
     def over(self) -> bool:
         """The run has ended, or its syncer has: nothing newer will come."""
-        ended = any((self._path / name).exists() for name in ("summary.json", "model/manifest.json"))
-        return ended or not is_written(self._path / "tape.jsonl")
+        return self._ended or not is_written(self._path / "tape.jsonl")
+
+    @property
+    def broken_off(self) -> bool:
+        """Its syncer is gone, and the run had not ended."""
+        return self.over and not self._ended
+
+    @property
+    def _ended(self) -> bool:
+        return any((self._path / name).exists() for name in ("summary.json", "model/manifest.json"))
 
     def versions(self) -> tuple[Version, ...]:
         """What `read` would give now, without reading any tensor."""

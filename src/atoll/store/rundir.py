@@ -1,6 +1,7 @@
 """A run's directory: who it belongs to, its settings, and its epochs.
 
 run.toml             resolved settings
+options.toml, recipe.toml    what `atoll train` was told, and what its learners train
 layout.json          the tensors of the model: names, shapes, dtypes (the split into pieces follows from them)
 tape.jsonl           every choice (store/tape.py)
 epochs/0000000001    one per life of the syncer, taken by exclusive create, holding a random name (R13)
@@ -25,7 +26,7 @@ from atoll.core.layout import Layout, TensorSpec, make_layout
 from atoll.errors import AtollError, RunError
 from atoll.store.files import sync_directory, write_all, write_atomic
 
-Value = str | int | float | bool
+Value = str | int | float | bool | tuple[str, ...]
 SETTINGS_BYTES_MAX = 1024 * 1024
 LAYOUT_BYTES_MAX = 256 * 1024 * 1024
 LAYOUT_SCHEMA = 1
@@ -186,6 +187,8 @@ def to_toml(values: Mapping[str, Value]) -> str:
 def _toml_value(value: Value) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml_value, value))}]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)

@@ -52,6 +52,7 @@ from atoll.wire.channel import load_token, parse_address
 
 _log = logging.getLogger("atoll")
 DEFAULT_ADDRESS = "127.0.0.1:7700"
+WAIT_MAX_S = 31 * 86_400.0
 WAKE_S = 0.25
 NAME_LENGTH_MAX = 64
 NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -101,8 +102,7 @@ def join(
     tensors = specs_of(model)
     address = address or os.environ.get("ATOLL_ADDRESS") or DEFAULT_ADDRESS
     name = name or os.environ.get("ATOLL_NAME") or default_name()
-    for target in filter(None, (address, bulk_address)):
-        parse_address(target)
+    check_reach(address, bulk_address, timeout_s=timeout_s, name_wait_s=name_wait_s)
     if not NAME_PATTERN.fullmatch(name):
         raise ConfigError(f"name={name[:80]!r} must be 1 to {NAME_LENGTH_MAX} letters, digits, '.', '_' or '-'")
     load_token()
@@ -116,6 +116,15 @@ def join(
         name_wait_ns=int(name_wait_s * 1e9),
     )
     return JoinedLearner(model, setup, timeout_s + name_wait_s, on_event)
+
+
+def check_reach(address: str, bulk_address: str | None, **waits_s: float) -> None:
+    """ConfigError where an address is none, or one of the waits makes no sense."""
+    for target in filter(None, (address, bulk_address)):
+        parse_address(target)
+    for wait, wait_s in waits_s.items():
+        if not 0 <= wait_s <= WAIT_MAX_S:
+            raise ConfigError(f"{wait}={wait_s:g} must be between 0 and {WAIT_MAX_S:,.0f} seconds")
 
 
 class JoinedLearner:

@@ -20,10 +20,11 @@ class Follower:
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / "tape.jsonl"
+        if not run_dir.is_dir():
+            raise RunError(f"directory {run_dir} does not exist; give the directory of a run")
         if not self._path.is_file():
-            raise RunError(
-                f"directory {run_dir} has no tape.jsonl; give the directory of a run that has a syncer"
-            )
+            parallel = "; a run of mode=data-parallel has none, and `atoll report` shows it"
+            raise RunError(f"directory {run_dir} has no tape.jsonl; give that of a run with a syncer{parallel}")
         self._stop_bytes = 0
         self._next = 0
 

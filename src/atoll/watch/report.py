@@ -15,7 +15,7 @@ from atoll.watch.charts import Charts, or_nothing, page_figure
 from atoll.watch.judge import advice
 from atoll.watch.status import status
 from atoll.watch.story import duration, story
-from atoll.watch.summary import piece_books, weighted_tokens
+from atoll.watch.summary import piece_books, ratio, report_span_s, weighted_tokens
 from atoll.watch.view import RunView
 
 STYLE = """
@@ -38,7 +38,7 @@ table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 td, th { text-align: left; padding: .2rem .6rem .2rem 0; border-bottom: 1px solid var(--line); vertical-align: top;
          overflow-wrap: anywhere; }
 td.number, th.number { text-align: right; white-space: nowrap; }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; } .compared td, .compared th { overflow-wrap: normal; white-space: nowrap; }
 @media (max-width: 60rem) { .grid { grid-template-columns: minmax(0, 1fr); } body { padding: .8rem; } }
 .js-plotly-plot .plotly .main-svg text { fill: var(--ink) !important; }
 .js-plotly-plot .plotly .main-svg .heatmaplayer text { fill: #111111 !important; }
@@ -133,10 +133,14 @@ class Compared:
 def compare(runs: Sequence[Compared]) -> str:
     """The page of several runs, overlaid."""
     cards = [
-        Card("Loss over tokens", "Training loss; markers: held-out.", _overlaid(runs, "tokens"), wide=True),
+        Card("Loss over tokens", _captions(runs), _overlaid(runs, "tokens"), wide=True),
         Card("Loss over time", "The same against the clock.", _overlaid(runs, "time"), wide=True),
     ]
     return page("Atoll: runs compared", f'<div class="grid">{comparison(runs)}{"".join(map(card, cards))}</div>')
+
+
+def _captions(runs: Sequence[Compared]) -> str:
+    return "Training loss; markers: held-out." if any(run.evals for run in runs) else "Training loss."
 
 
 def _overlaid(runs: Sequence[Compared], over: str) -> go.Figure:
@@ -146,7 +150,7 @@ def _overlaid(runs: Sequence[Compared], over: str) -> go.Figure:
         for trace, how in zip(single.data, ("training", "held-out"), strict=False):
             figure.add_scatter(x=trace.x, y=trace.y, mode=trace.mode, name=f"{run.name}, {how}")
         figure.update_xaxes(title=single.layout.xaxis.title.text)
-    return figure.update_yaxes(title="loss")
+    return figure.update_yaxes(title="loss").update_layout(showlegend=True)
 
 
 def comparison(runs: Sequence[Compared]) -> str:
@@ -156,7 +160,7 @@ def comparison(runs: Sequence[Compared]) -> str:
     for run in runs:
         view, now = run.view, status(run.view)
         computed = weighted_tokens(view, piece_books(view))
-        rate = now.tokens / now.elapsed_s if now.elapsed_s else 0.0
+        rate = ratio(now.tokens, report_span_s(view))
         held_out = run.evals[-1].loss if run.eval_loss is None and run.evals else run.eval_loss
         training = f"{now.loss:.4f} training" if now.loss else "-"
         loss = f"{held_out:.4f} held-out" if held_out is not None else training
@@ -165,14 +169,14 @@ def comparison(runs: Sequence[Compared]) -> str:
             table_row(
                 (
                     *(run.name, now.mode, str(view.learners), slots, f"{now.elapsed_s:.0f} s"),
-                    *(f"{now.tokens:,}", f"{rate:,.0f}"),
+                    *(f"{now.tokens:,}", "-" if rate is None else f"{rate:,.0f}"),
                     f"{computed['merged'] / computed['computed']:.1%}" if computed["computed"] else "-",
                     f"{now.participation:.3f}" if now.participation is not None else "-",
                     loss,
                 )
             )
         )
-    return f'<div class="card wide scroll"><table>{"".join(rows)}</table></div>'
+    return f'<div class="card wide scroll"><table class="compared">{"".join(rows)}</table></div>'
 
 
 # ------------------------------------------------------------ html

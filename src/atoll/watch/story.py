@@ -58,12 +58,12 @@ def _headline(view: RunView, eval_loss: float | None, slow: Collection[str]) -> 
     if view.config is None:
         work = f"trained in mode {view.mode} for {wall} and computed {view.tokens:,} tokens"
         return f"{count(len(names), 'rank')} {work}. {_losses(view, eval_loss)}"
-    broke = "was stopped" if view.stopped else "broke off" if view.phase == BROKEN_OFF else "has come to"
-    done = "finished" if view.slots_closed >= view.config.slots else broke
+    broke = "was stopped at" if view.stopped else "broke off at" if view.phase == BROKEN_OFF else "has come to"
+    done = "finished at" if view.slots_closed >= view.config.slots else broke
     kept = weighted_tokens(view, piece_books(view))
     part = f"{100 * kept['merged'] / kept['computed']:.1f}% of their work is in the model" if kept["computed"] else ""
     said = [
-        f"{count(len(names), 'learner')} trained in mode {view.config.mode} for {wall}; the run {done} at slot "
+        f"{count(len(names), 'learner')} trained in mode {view.config.mode} for {wall}; the run {done} slot "
         f"{view.slots_closed} of {view.config.slots}.",
         f"They computed {view.tokens:,} tokens; {part}." if part else "",
         _losses(view, eval_loss),

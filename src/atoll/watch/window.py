@@ -8,6 +8,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from atoll.watch.history import SlotRow
+from atoll.watch.tallies import LifeView
 from atoll.watch.view import RunView
 
 ROUNDS, SLOTS_LEAST = 4, 16
@@ -73,15 +74,32 @@ def mean(values: list[float] | list[int]) -> float | None:
 
 
 def kept_share(view: RunView, rows: list[SlotRow]) -> float | None:
-    """Merged token-pieces of these slots over the token-pieces computed between their closings."""
+    """Merged token-pieces of these slots over the token-pieces computed between their closings, without those that
+    learners which have come of late have on the way."""
     if len(rows) < 2:
         return None
     history = view.history
     first = bisect_left(history.loss_ns, rows[0].closed_ns)
     last = bisect_right(history.loss_ns, rows[-1].closed_ns) - 1
     computed = (history.loss_tokens[last] - history.loss_tokens[first]) * view.pieces if last > first else 0
+    computed -= round(sum(on_the_way(view, life, rows) for life in view.lives.values() if life.state == "ready"))
     merged = sum(part.c_tokens for row in rows[1:] for part in row.merged)
-    return min(1.0, merged / computed) if computed else None
+    return min(1.0, merged / computed) if computed > 0 else None
+
+
+def on_the_way(view: RunView, life: LifeView, rows: list[SlotRow]) -> float:
+    """Token-pieces by which its unmerged work grew over these slots, though all goes well: at first nothing is merged,
+    in the round that follows each slot merges one piece and all others wait, later as much is merged as computed."""
+    tokens_slot = life.tokens / max(1, view.slots_closed - life.ready_since)
+    slot_ns = (rows[-1].closed_ns - rows[0].closed_ns) / (len(rows) - 1)
+    silent = 1 + (life.step_ns / slot_ns if slot_ns else 0.0)  # slots until its first contribution
+
+    def waiting(slot: int) -> float:
+        there = max(0, slot - life.ready_since)
+        slots = min(max(0.0, there - silent), view.pieces)
+        return (min(there, silent) + slots) * view.pieces - slots * (slots + 1) / 2
+
+    return tokens_slot * (waiting(rows[-1].slot) - waiting(rows[0].slot))
 
 
 def agreement(row: SlotRow) -> float | None:
