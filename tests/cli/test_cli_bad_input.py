@@ -90,6 +90,7 @@ TRAIN = [
     (["--outer-lr", "x"], "atoll: outer_lr='x' must be a number; `atoll train --help`"),
     (["--eval-every", "often"], "eval_every='often' must be a number with its unit, such as 30s"),
     (["--frobnicate"], "Unrecognized options: --frobnicate"),
+    (["--lerners", "5"], "Unrecognized options: --lerners, 5; did you mean --learners; `atoll train --help` lists"),
 ]
 
 

@@ -79,6 +79,7 @@ BAD = [
     ("outer_lr = 1\nouter-lr = 2", "outer_lr stands twice, with - and with _; keep one of them"),
     ("learners 3", "is not TOML: Expected '=' after a key"),
     ('config = "other.toml"', 'key "config" is unknown'),
+    ("[train]\nsteps = 5", 'key "train" is unknown; options stand without tables, like steps = 600'),
 ]
 
 

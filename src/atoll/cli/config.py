@@ -64,18 +64,20 @@ def take_flag(argv: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 def read_options(path: Path, kind: type) -> FileOptions:
     """The options of dataclass `kind` in a file. ConfigError names file, key, value and what is wanted."""
-    table = _read(path)
+    content = _read(path)
     kinds = get_type_hints(kind)
     names = [field.name for field in fields(kind)]
-    earlier = "run_id" in table and "run_id" not in names
+    earlier = "run_id" in content and "run_id" not in names
     values: dict[str, Any] = {}
     left: dict[str, Any] = {}
-    for key, value in table.items():
+    for key, value in content.items():
         name = key.replace("-", "_")
         if earlier and name not in names and name in RunConfig.__dataclass_fields__:
             left[name] = value
         elif name not in names:
-            raise ConfigError(f"config {str(path)!r}: key {shown(key)} is unknown; {nearest(name, names)}")
+            table = isinstance(value, dict)
+            remedy = "options stand without tables, like steps = 600" if table else nearest(name, names)
+            raise ConfigError(f"config {str(path)!r}: key {shown(key)} is unknown; {remedy}")
         elif name in values:
             raise ConfigError(f"config {str(path)!r}: {name} stands twice, with - and with _; keep one of them")
         else:

@@ -23,6 +23,7 @@ BAD_VALUE = re.compile(r"Error parsing --(\S+): .*?'([^']*)'.* Argument helptext
 FROM_LIST = re.compile(r"instantiated from \['([^']*)'\]")
 KINDS = {"INT": "a whole number, written in digits", "FLOAT": "a number"}
 MISSING = re.compile(r"Missing from atoll [a-z ]+: (?:(--\S+) )?(PATH|STR) (.*?)\.? \(required\)")
+UNKNOWN = re.compile(r"(Unrecognized options: .*?)[ -]* Perhaps you meant: (--\S+) ")
 POSITIONAL = {"PATH": "a path", "STR": "an argument"}
 CONFIG_HELP = "Options from a TOML file, by name: steps = 600. The command line wins."
 CODES = re.compile(r"\x1b\[[0-9;]*m")
@@ -71,9 +72,9 @@ def start(kind: type, values: dict[str, Any]) -> Any:
 def one_line(text: str) -> str:
     """What tyro draws in a frame, as one line."""
     lines = [FRAME.sub("", CODES.sub("", line)) for line in text.splitlines()]
-    kept = [line for line in lines if line and not line.endswith("options") and "--help" not in line]
+    kept = [line for line in lines if line.strip("- ") and not line.endswith("options") and "--help" not in line]
     text = " ".join(kept)
-    bad, missing = BAD_VALUE.search(text), MISSING.search(text)
+    bad, missing, unknown = BAD_VALUE.search(text), MISSING.search(text), UNKNOWN.search(text)
     if bad is not None:
         listed = FROM_LIST.search(text)
         value = listed[1] if listed else bad[2]
@@ -81,4 +82,6 @@ def one_line(text: str) -> str:
     if missing is not None:
         what = missing[1] or POSITIONAL[missing[2]]
         return f"{what} is missing: {missing[3][:1].lower()}{missing[3][1:]}"
+    if unknown is not None:
+        return f"{unknown[1]}; did you mean {unknown[2]}"
     return text or "the command line is wrong"
