@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run of two learners, one slow, in `overwrite` so that every fate but lost occurs."""
     directory = tmp_path_factory.mktemp("audit") / "run"
     command = [sys.executable, "-m", "atoll", "train", "--learners", "2", "--steps", "24", "--run", str(directory)]
-    command += ["--take", "overwrite", "--slow", "l2=1.5", "--keep-contributions", "--quiet"]
+    command += ["--take", "overwrite", "--slow", "l2=1.5", "--keep-contributions", "--quiet", "--merge", "rda"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
     return directory

@@ -16,7 +16,7 @@ from atoll.cli.syncer import SyncerCommand
 from atoll.cli.train import Train
 from atoll.core.config import RunConfig
 from atoll.errors import ConfigError
-from atoll.launch.options import given
+from atoll.launch.options import as_told
 from atoll.store.rundir import to_toml
 
 COMMANDS = {"train": Train, "syncer": SyncerCommand, "learner": LearnerCommand, "evaluate": Evaluate, "sim fuzz": Fuzz}
@@ -119,11 +119,11 @@ def test_config__the_options_of_a_run_make_it_again(write, tmp_path, monkeypatch
     words = ["--learners", "3", "--inner-lr", "2e-3", "--data", "a", "b", "--slow", "l2=2", "--keep-contributions"]
     words += ["--init", "first.safetensors", "--run", "runs/one", "--quiet"]
     options = parse(Train, "train", words)
-    write(to_toml(given(options)))
+    write(to_toml(as_told(options)))
     again = parse(Train, "train", ["--config", "conf.toml", "--run", "runs/one", "--quiet"])
     assert again == options
-    assert "run" not in given(options)
-    assert given(parse(Train, "train", [])) == {}
+    assert "run" not in as_told(options)
+    assert as_told(parse(Train, "train", [])) == {}
 
 
 def test_config__a_run_toml_says_where_all_options_of_that_run_are(tmp_path, capsys):

@@ -11,13 +11,25 @@ from atoll.errors import ConfigError
 from atoll.launch.check import resolve_fragments
 from atoll.launch.cores import shares, thread_environment
 from atoll.launch.local import prepare
-from atoll.launch.options import LocalOptions
+from atoll.launch.options import LocalOptions, as_told
 from atoll.launch.plan import Method, listen_address, method_settings, slow_factors, steps_of
 from atoll.launch.processes import Patience, describe_exit
 
 
 def settings(learners=4, steps=300, **method):
     return method_settings(Method(**method), steps=steps, learners=learners, run_id="r")
+
+
+@pytest.mark.parametrize(
+    ("words", "merge"),
+    [({"inner": "muon"}, "average"), ({"inner": "adamw"}, "rda"), ({"inner": "muon", "merge": "rda"}, "rda")],
+)
+def test_defaults__of_the_merge_go_with_the_inner_optimizer(words, merge, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the atoll is a ring of islands\n" * 3000)
+    options = LocalOptions(run=tmp_path / "run", data=(str(text),), **words)
+    assert prepare(options, {}).config.merge == merge
+    assert as_told(options).get("merge") == words.get("merge")
 
 
 def test_defaults__are_those_of_the_issue():

@@ -213,6 +213,23 @@ def test_advice__where_nothing_is_wrong_it_says_so_with_figures() -> None:
     assert "outer step over merged delta 1.40 (good up to 2.5)" in found.text
 
 
+@pytest.mark.parametrize(
+    ("merge", "agrees", "kind"),
+    [("rda", 0.1, "rda"), ("rda", 0.5, "good"), ("average", 0.1, "good"), ("rda", 0.01, "agreement")],
+)
+def test_advice__rda_of_learners_that_hardly_agree(merge: str, agrees: float, kind: str) -> None:
+    cosine = ((1 + 2 * agrees) / 3) ** 0.5
+    lines = [
+        replace(line, merged=tuple(replace(part, cosine=cosine) for part in line.merged))
+        if isinstance(line, SlotLine)
+        else line
+        for line in tape_of(world(equal(3), merge=merge))
+    ]
+    (found,) = advice(fold(lines))
+    assert found.kind == kind
+    assert kind != "rda" or "have a cosine of 0.10; RDA keeps their full length" in found.text
+
+
 def test_advice__too_early() -> None:
     (found,) = advice(RunView())
     assert found.kind == "early"

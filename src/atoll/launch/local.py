@@ -21,7 +21,7 @@ from atoll.launch.check import check_data, check_init, resolve_fragments
 from atoll.launch.child import ENDED_DIVERGED
 from atoll.launch.cores import Share, machine_cores, shares, thread_environment
 from atoll.launch.evaluator import EvalEvery, eval_every
-from atoll.launch.options import EVAL_EVERY, LISTEN, OPTIONS_FILE, STEPS, LocalOptions, given
+from atoll.launch.options import EVAL_EVERY, LISTEN, OPTIONS_FILE, STEPS, LocalOptions, as_told
 from atoll.launch.plan import (
     START_WAIT_S,
     check_port,
@@ -35,7 +35,7 @@ from atoll.launch.plan import (
 )
 from atoll.launch.processes import Child, Patience, Signals, describe_exit, write_pids
 from atoll.recipes.data import Corpus
-from atoll.recipes.loop import TrainConfig, default_inner
+from atoll.recipes.loop import MERGE_BESIDE, TrainConfig, default_inner
 from atoll.recipes.muon import MUON_LR
 from atoll.store.files import write_atomic
 from atoll.store.rundir import open_rundir, to_toml
@@ -78,7 +78,7 @@ class Plan:
     notes: tuple[str, ...]
     """Warnings for people."""
     options: dict[str, Any]
-    """As `options.given`."""
+    """As `options.as_told`."""
     evals: EvalEvery | None = None
     """None: no evaluator."""
 
@@ -149,6 +149,7 @@ def prepare(options: LocalOptions, environ: Mapping[str, str] = os.environ) -> P
     learners, parts = learners_of(options, run_dir, cores)
     steps = asked_steps(options, learners[0])
     settings = method_settings(options, steps=steps, learners=options.learners, run_id=new_run_id())
+    settings.setdefault("merge", MERGE_BESIDE[learners[0].inner])
     settings["start_wait_ns"] = int(START_WAIT_S * 1e9)
     config, layout = resolve_fragments(settings, options.model)
     if options.init is not None:
@@ -173,7 +174,7 @@ def prepare(options: LocalOptions, environ: Mapping[str, str] = os.environ) -> P
         token=token or secrets.token_urlsafe(24),
         corpus=check_data(learners[0]),
         notes=tuple(note for note in notes if note is not None),
-        options=given(options),
+        options=as_told(options),
         evals=evals,
     )
 

@@ -32,6 +32,8 @@ class LocalOptions(Method):
     """tiny (0.9M parameters), tiny-moe (2.5M, a mixture of experts) or small (10M)."""
     data: tuple[str, ...] = ("stdlib",)
     """Text files and folders, or stdlib: the source of Python's own standard library."""
+    merge: str | None = None
+    """rda or average; default average beside Muon, rda beside AdamW (docs/QUALITY.md)."""
     inner_lr: float | None = None
     """Peak rate of AdamW; default 1e-3 beside Muon, alone the model's (4e-3 of tiny, 1e-3 of small)."""
     inner: str | None = None
@@ -61,7 +63,7 @@ LISTEN = "127.0.0.1:0"
 EVAL_EVERY = "30s"
 
 
-def given(options: LocalOptions) -> dict[str, Any]:
+def as_told(options: LocalOptions) -> dict[str, Any]:
     """What differs from the defaults, but for the directory: the content of OPTIONS_FILE."""
     values = {field.name: getattr(options, field.name) for field in fields(LocalOptions) if field.name != "run"}
     usual = LocalOptions()

@@ -31,7 +31,7 @@ from atoll.launch.local import (
     learners_of,
     write_recipe,
 )
-from atoll.launch.options import LocalOptions, given
+from atoll.launch.options import LocalOptions, as_told
 from atoll.launch.plan import check_run_dir, new_run_id
 from atoll.launch.processes import Child, Signals, describe_exit, write_pids
 from atoll.recipes.data import Corpus
@@ -64,7 +64,7 @@ class ParallelPlan:
     shares: tuple[Share, ...]
     corpus: Corpus
     options: dict[str, Any]
-    """As `options.given`."""
+    """As `options.as_told`."""
 
     def settings(self) -> dict[str, str | int]:
         """run.toml."""
@@ -109,7 +109,7 @@ def prepare_parallel(options: LocalOptions) -> ParallelPlan:
         learners=learners,
         shares=tuple(parts),
         corpus=check_data(learners[0]),
-        options=given(options),
+        options=as_told(options),
     )
 
 

@@ -47,6 +47,8 @@ PRESETS = {
 
 
 INNERS = ("adamw", "muon")
+MERGE_BESIDE = {"adamw": "rda", "muon": "average"}
+"""Default of `merge` for learners with this inner optimizer: what was better (docs/QUALITY.md)."""
 
 
 def default_inner() -> str:

@@ -20,6 +20,8 @@ STARVED_SHARE = 0.5
 KEPT_LEAST = 0.8
 EFFECTIVE_MOST = 2.5
 AGREEMENT_LEAST = 0.02
+RDA_AGREEMENT_LEAST = 0.25
+"""Below it the average was better than RDA in our trials, above it worse (docs/QUALITY.md)."""
 FOLLOWS_MOST, FOLLOWS_LEAST = 0.75, -0.1
 GRACE_MOST = 0.25
 PARTICIPATION_LEAST = 0.8
@@ -171,11 +173,18 @@ def _outer(view: RunView, recent: Window) -> Iterator[Finding]:
 
 def _directions(view: RunView, whole: Window) -> Iterator[Finding]:
     """Where merged deltas point."""
+    assert view.config is not None
     if whole.agreement is not None and whole.agreement < AGREEMENT_LEAST:
         yield Finding(
             "agreement",
             f"contributions of two learners to one slot have a cosine of {whole.agreement:.2f}: they hardly agree, and "
             "their mean is mostly noise. A smaller `interval`, a lower `lr` or larger batches bring them together",
+        )
+    elif whole.agreement is not None and view.config.merge == "rda" and whole.agreement < RDA_AGREEMENT_LEAST:
+        yield Finding(
+            "rda",
+            f"contributions of two learners to one slot have a cosine of {whole.agreement:.2f}; RDA keeps their full "
+            f"length, and below {RDA_AGREEMENT_LEAST:g} much of it is noise: `merge` average was better there",
         )
     if whole.follows is not None and whole.follows > FOLLOWS_MOST:
         yield Finding(
