@@ -103,7 +103,7 @@ def test_data_parallel__is_one_model_on_the_batches_of_all_ranks(tmp_path, text,
     charts = Charts(read_run(tmp_path / "run"))
     for over in ("tokens", "time"):
         (trace,) = charts.loss(over).data
-        assert len(trace.x) == 8, "a point for each step of each rank"
+        assert len(trace.x) == 4, "a point for each step"
     assert trace.y[-1] == pytest.approx(rows[-1]["loss"], rel=0.2)
     options = tomllib.loads((tmp_path / "run/options.toml").read_text())
     assert options == {"mode": "data-parallel", "learners": 2, "steps": 4, "data": [str(text)]}

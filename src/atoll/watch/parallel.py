@@ -67,7 +67,8 @@ def fold_parallel(settings: Mapping[str, Any], logs: Mapping[str, Sequence[StepR
         tokens, loss_sum = sums.get(name, (0, 0.0))
         sums[name] = tokens + row.tokens, loss_sum + row.tokens * row.loss
         view.feed(ReportLine(row.t_ns, name, 1, row.step, *sums[name], row.step))
-        view.history.loss(row.t_ns, view.tokens, view.loss_sum)
+        if name == max(logs):  # one point per step: its ranks have logged the same loss
+            view.history.loss(row.t_ns, view.tokens, view.loss_sum)
     return view
 
 
