@@ -9,7 +9,7 @@ from atoll.core.finish import PHASE
 from atoll.core.learner import LEARNER
 from atoll.core.machine import Table
 from atoll.core.members import MEMBER
-from atoll.core.slots import SLOT
+from atoll.core.slot import SLOT
 
 PAGE = Path(__file__).parent.parent / "docs" / "PROTOCOL.md"
 BEGIN, END = "<!-- pictures -->", "<!-- /pictures -->"

@@ -1,72 +1,24 @@
 """Slots at the syncer (protocol R1-R3, R5): pace, quorum, grace, collecting, merging, committing.
 
-    open -> grace -> collecting -> waiting -> merging -> committing -> settled
-                                       \\--------- empty ---------------/
-
-`open` is implicit: it is the one slot above T. A slot of the finish (R22) begins in `final` and closes when all have
-declared. Later slots go on while earlier ones collect; merges and commits of one piece happen in slot order.
+Later slots go on while earlier ones collect; merges and commits of one piece happen in slot order. What one slot is,
+and how the tape tells of it, is in core.slot.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass, field
 
 from atoll.core.context import Context
 from atoll.core.contributions import Contribution
 from atoll.core.events import Commit, CommitDone, CommitFailed, Input, Merge, MergeDone, Publish
 from atoll.core.fates import BYTES_LATE, MERGE_NOT_FINITE, Fates, Verdict
-from atoll.core.machine import Average, Table
+from atoll.core.machine import Average
 from atoll.core.members import Member, Roster
 from atoll.core.messages import Finishing, Life, Pace, Version
 from atoll.core.pieces import Pieces
-from atoll.core.records import ClosedLine, Merge1, PublishedLine, QuorumLine, SlotLine
+from atoll.core.records import PublishedLine, QuorumLine
+from atoll.core.slot import Slot, closed_line, slot_line
 
 COMMIT_RETRY_NS = 2_000_000_000
 SAME_LEARNER_ROUNDS = 2
-
-SLOT = Table(
-    name="slot",
-    initial="open",
-    final=frozenset({"settled"}),
-    rows={
-        ("open", "quorum"): "grace",
-        ("open", "final round"): "final",
-        ("grace", "closed"): "collecting",
-        ("final", "closed"): "collecting",
-        ("collecting", "collected"): "waiting",
-        ("waiting", "inputs"): "merging",
-        ("waiting", "empty"): "settled",
-        ("merging", "merged"): "committing",
-        ("merging", "not finite"): "settled",
-        ("committing", "committed"): "settled",
-        ("committing", "failed"): "retrying",
-        ("retrying", "retry"): "committing",
-    },
-)
-
-
-@dataclass(slots=True)
-class Slot:
-    """One turn of the syncer that is not settled yet."""
-
-    number: int
-    piece: int
-    state: str = SLOT.initial
-    first_ns: int = 0
-    quorum_ns: int = 0
-    grace_ns: int = 0
-    closed_ns: int = 0
-    collected_ns: int = 0
-    merge_started_ns: int = 0
-    needed: int = 1
-    participants: list[Contribution] = field(default_factory=list)
-    inputs: list[Contribution] = field(default_factory=list)
-    commit: Commit | None = None
-    merge: MergeDone | None = None
-    retry_at_ns: int = 0
-
-    def move(self, cause: str) -> None:
-        self.state = SLOT.move(self.state, cause)
 
 
 class SlotEngine:
@@ -244,18 +196,7 @@ class SlotEngine:
         slot.move("closed")
         slot.closed_ns = now_ns
         self.closed = max(self.closed, slot.number)
-        self._ctx.write(
-            ClosedLine(
-                now_ns,
-                slot.number,
-                slot.piece,
-                reason,
-                now_ns - slot.quorum_ns,
-                len(self._roster.ready()),
-                len(self._roster.present()),
-                tuple((c.life.name, c.life.generation, c.announce.seq) for c in slot.participants),
-            )
-        )
+        self._ctx.write(closed_line(slot, reason, len(self._roster.ready()), len(self._roster.present())))
         if regular:
             self._tell_pace(slot)
             self._watch_diversity(slot)
@@ -402,7 +343,7 @@ class SlotEngine:
             slot.number,
             slot.piece,
             version,
-            self._slot_line(slot, version),
+            slot_line(slot, piece.version, version, self._ctx.now_ns),
             tuple(sorted((life, seq) for life, seq in newest.items() if self._roster.by_life(life) is not None)),
         )
         slot.commit = commit
@@ -445,51 +386,15 @@ class SlotEngine:
 
     # ------------------------------------------------------------ records and time
 
-    def _slot_line(self, slot: Slot, version: Version) -> SlotLine:
-        done = slot.merge
-        cosines = done.cosines if done is not None and done.cosines else (None,) * len(slot.inputs)
-        merged = tuple(
-            Merge1(
-                c.life.name,
-                c.life.generation,
-                c.announce.seq,
-                c.announce.anchor,
-                c.announce.c_steps,
-                c.announce.c_tokens,
-                c.announce.own_step,
-                c.weight,
-                c.hash,
-                c.norm,
-                cosine,
-            )
-            for c, cosine in zip(slot.inputs, cosines, strict=True)
-        )
-        now_ns = self._ctx.now_ns
-        return SlotLine(
-            now_ns,
-            slot.number,
-            slot.piece,
-            self._pieces[slot.piece].version,
-            version,
-            merged if done is not None else (),
-            done.theta_hash if done is not None else "",
-            done.momentum_hash if done is not None else "",
-            done.update_hash if done is not None else "",
-            done.delta_norm if done is not None else 0.0,
-            slot.collected_ns - slot.closed_ns,
-            now_ns - slot.merge_started_ns if done is not None else 0,
-            done.follows if done is not None else None,
-            done.step_norm if done is not None else 0.0,
-        )
-
     def _record_empty(self, slot: Slot) -> None:
         """An empty slot is recorded, changes nothing and makes no version (hazard 27).
 
         Learners hear of it: with stale_max = 0 all would wait for its version before they capture that piece again.
         """
         del self.live[slot.number]
-        self._ctx.write(self._slot_line(slot, self._pieces[slot.piece].version))
-        self._pieces[slot.piece].settled_slot = slot.number
+        piece = self._pieces[slot.piece]
+        self._ctx.write(slot_line(slot, piece.version, piece.version, self._ctx.now_ns))
+        piece.settled_slot = slot.number
         self._pieces.tell_everyone(slot.piece)
 
     def next_deadline_ns(self) -> int | None:

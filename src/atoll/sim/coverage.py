@@ -17,7 +17,7 @@ from atoll.core.learner import LEARNER
 from atoll.core.machine import Table
 from atoll.core.members import MEMBER
 from atoll.core.records import FateLine, MemberLine
-from atoll.core.slots import SLOT
+from atoll.core.slot import SLOT
 from atoll.sim.plan import FAULTS, SLOT_STATES
 from atoll.sim.rogue import LIES, STRANGERS
 
