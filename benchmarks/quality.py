@@ -36,7 +36,7 @@ RESULTS = Path(__file__).parent.parent / "docs" / "quality.jsonl"
 BASE: dict[str, Any] = {"fragments": 8, "interval": 24}
 AXES: dict[str, list[dict[str, Any]]] = {
     "inner": [{"inner": "muon"}],
-    "overlap": [{"overlap": 0}, {"way_steps": 0.9}, {"overlap": 6, "way_steps": 2.9, "fragments": 2}],
+    "overlap": [{"overlap": 0}, {"overlap": 6}, {"way_steps": 0.9}, {"overlap": 6, "way_steps": 2.9}],
     "rounds": [{"interval": 8}, {"interval": 48}, {"fragments": 4}, {"fragments": 1}],
     "outer step": [
         {"outer_lr": 0.5, "outer_momentum": 0.0},
@@ -47,7 +47,7 @@ AXES: dict[str, list[dict[str, Any]]] = {
     "take": [{"take": "overwrite"}],
     "merge": [{"merge": "average"}],
 }
-RATES = {"adamw": (1e-3, 2e-3, 4e-3), "muon": (1e-3, 2e-3, 5e-4, 4e-3)}
+RATES = {"adamw": (1e-3, 2e-3, 4e-3), "muon": (1e-3, 2e-3, 5e-4)}
 """Tried by `tune`; the first one by the others."""
 OF_TRIAL = ("inner", "way_steps", "memory", "idea")
 """Of the changes, those that are no settings of the run."""
@@ -76,7 +76,7 @@ class Options:
     candidates: tuple[str, ...] = ()
     """All but screen: settings beside the base, as JSON, like '{"outer_lr": 1.0}'."""
     rate: float | None = None
-    """Screen and defaults: this one instead of the first of RATES."""
+    """Screen and defaults: this one instead of the first of RATES. Tuning is tune's, so finals take none."""
     base: bool = True
     """--no-base: candidates only, with their baselines."""
     jobs: int = 2
@@ -95,15 +95,19 @@ def trials(options: Options) -> Iterator[Trial]:
     if options.what == "screen":
         chosen = [BASE, *({**BASE, **change} for changes in AXES.values() for change in changes)]
     for seed in range(options.seeds):
-        for rank in range(max(map(len, RATES.values())) if options.what == "tune" else 1):
-            for method, settings in contestants(chosen):
-                for rate in RATES[settings.get("inner", "adamw")][rank : rank + 1]:
-                    if options.rate is not None and options.what in ("screen", "defaults"):
-                        rate = options.rate
-                    trial = trial_of(method, settings, seed=seed, lr=rate, **common)
-                    yield at_best_rate(trial, options) if options.what == "finals" else trial
+        for method, settings in contestants(chosen):
+            for rate in rates(options, settings.get("inner", "adamw")):
+                trial = trial_of(method, settings, seed=seed, lr=rate, **common)
+                yield at_best_rate(trial, options) if options.what == "finals" else trial
         if options.what == "screen":
             yield from (Trial(method=method, seed=seed, lr=RATES["adamw"][0], **common) for method in FLOORS)
+
+
+def rates(options: Options, inner: str) -> Sequence[float]:
+    """What the sweep tries; of finals any, since `at_best_rate` sets it."""
+    if options.what == "tune":
+        return RATES[inner]
+    return (options.rate or RATES[inner][0],)
 
 
 def contestants(chosen: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -190,36 +194,44 @@ class Row:
     synchronous: bool
     inner: str
     rate: float
-    losses: tuple[float, ...]
+    losses: dict[int, float]
+    """By seed."""
 
     @property
     def loss(self) -> float:
         """The mean over seeds."""
-        return fmean(self.losses)
+        return fmean(self.losses.values())
+
+    def gap(self, others: Iterable[Row]) -> float | None:
+        """To the best one of `others` over the same seeds, as a share; None where none has all of them."""
+        whole = [row.losses for row in others if self.losses.keys() <= row.losses.keys()]
+        best = min((fmean(losses[seed] for seed in self.losses) for losses in whole), default=None)
+        return self.loss / best - 1 if best else None
 
 
 def rows(lines: Iterable[dict[str, Any]]) -> list[Row]:
     """Best first within each model, length and M."""
-    losses: dict[tuple[tuple[str, int, int], str, bool, str, float], list[float]] = defaultdict(list)
+    losses: dict[tuple[tuple[str, int, int], str, bool, str, float], dict[int, float]] = defaultdict(dict)
     for line in lines:
         if "loss" in line:
             trial = Trial(**line["trial"])
             group = (trial.model, trial.steps, trial.learners)
             key = (group, name_of(line), trial.method == "data-parallel", trial.inner, trial.lr)
-            losses[key].append(line["loss"])
-    found = [Row(*key, losses=tuple(values)) for key, values in losses.items()]
+            losses[key][trial.seed] = line["loss"]
+    found = [Row(*key, losses=values) for key, values in losses.items()]
     return sorted(found, key=lambda row: (row.group, row.loss))
 
 
 def table(found: list[Row]) -> Iterator[str]:
-    """Markdown. The gap is to data-parallel with the same inner optimizer at the best rate that was tried with it."""
+    """Markdown. The gap: to data-parallel with the same inner optimizer and seeds, at the best rate that was tried."""
     yield "| model | steps | M | method | rate | seeds | loss | 95% | gap |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for row in found:
-        alike = [r.loss for r in found if (r.group, r.inner) == (row.group, row.inner) and r.synchronous]
-        gap = f"{100 * (row.loss / min(alike) - 1):+.1f}%" if alike else "-"
-        cells = (*row.group, row.name, f"{row.rate:g}", len(row.losses), f"{row.loss:.4f}", interval(row.losses), gap)
-        yield f"| {' | '.join(map(str, cells))} |"
+        gap = row.gap(r for r in found if (r.group, r.inner) == (row.group, row.inner) and r.synchronous)
+        losses = list(row.losses.values())
+        cells = (*row.group, row.name, f"{row.rate:g}", len(losses), f"{row.loss:.4f}", interval(losses))
+        said = "-" if gap is None else f"{100 * gap:+.1f}%"
+        yield f"| {' | '.join(map(str, (*cells, said)))} |"
 
 
 def interval(losses: Sequence[float]) -> str:

@@ -81,6 +81,13 @@ def test_it_passes_on_the_run_itself(run: Path) -> None:
     assert told["merged"] > 0
 
 
+def test_it_passes_on_a_run_with_the_defaults(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    command = [sys.executable, "-m", "atoll", "train", "--learners", "2", "--steps", "24", "--run", str(directory)]
+    subprocess.run([*command, "--keep-contributions", "--quiet"], check=True, timeout=240)
+    assert audit(directory) is None
+
+
 def test_a_run_without_contributions_cannot_be_audited__status_2(copy: Path) -> None:
     shutil.rmtree(copy / "contributions")
     (copy / "contributions").mkdir()

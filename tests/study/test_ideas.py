@@ -9,12 +9,11 @@ from atoll.core.config import RunConfig
 from atoll.core.layout import Layout, make_layout
 from atoll.study.bodies import ModelBody
 from atoll.study.ideas import IDEAS, MomentumWarmUp, RdaByRow, TailAverage, by_row
+from atoll.study.trial import Trial, run_trial
 from atoll.tensors.codec import encode
 from atoll.tensors.flat import specs_of
 from atoll.tensors.merge import rda
-from tests.study.test_trial import SETTINGS, SHORT, Trial, corpus, run_trial
-
-__all__ = ["corpus"]
+from tests.study.test_trial import SETTINGS, SHORT
 
 
 def model() -> torch.nn.Module:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 
 from atoll.errors import ConfigError
@@ -14,13 +13,6 @@ from atoll.study.trial import METHODS, Trial, run_trial
 
 SHORT: dict[str, Any] = {"learners": 2, "steps": 8, "seed": 3}
 SETTINGS = {"fragments": 2, "interval": 4}
-
-
-@pytest.fixture(scope="module")
-def corpus() -> Corpus:
-    """Text that is easy to learn."""
-    text = np.frombuffer(b"the atoll is a ring of islands; " * 4000, dtype=np.uint8)
-    return Corpus(name="islands", train=text[:100_000], heldout=text[100_000:])
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -88,7 +88,9 @@ class DirectorySource:
         deadline = time.monotonic() + wait_s
         while not self._reader.over and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(POLL_S, left))
-        over = self._reader.over  # before reading: what is read after the end is the last
+        # Before reading: what is read after the end is the last.
+        over = self._reader.over
+        broken_off = over and not self._reader.ended
         try:
             versions = json.dumps(self._reader.versions())
         except NothingMergedError:
@@ -96,8 +98,8 @@ class DirectorySource:
                 raise RunError(f"the run in {self._path} ended before anything was merged; there is no model") from None
             raise
         if known == (self._reader.run_id, versions):
-            return Pulled(None, over, over and self._reader.broken_off)
-        return Pulled(self._reader.read(), over, over and self._reader.broken_off)
+            return Pulled(None, over, broken_off)
+        return Pulled(self._reader.read(), over, broken_off)
 
 
 class NetworkSource:

@@ -14,12 +14,11 @@ from safetensors.torch import load
 
 from atoll.core.layout import fingerprint
 from atoll.errors import RunError
+from atoll.launch.options import RECIPE_FILE
 from atoll.recipes.model import MODELS, ByteModel, build_model
 from atoll.store.rundir import read_settings
 from atoll.tensors.flat import specs_of
 from atoll.tensors.hashing import payload_hash
-
-RECIPE_FILE = "recipe.toml"
 
 
 @dataclass(frozen=True, slots=True)

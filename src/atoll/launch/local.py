@@ -21,7 +21,7 @@ from atoll.launch.check import check_data, check_init, resolve_fragments
 from atoll.launch.child import ENDED_DIVERGED
 from atoll.launch.cores import Share, machine_cores, shares, thread_environment
 from atoll.launch.evaluator import EvalEvery, eval_every
-from atoll.launch.options import EVAL_EVERY, LISTEN, OPTIONS_FILE, STEPS, LocalOptions, as_told
+from atoll.launch.options import EVAL_EVERY, LISTEN, OPTIONS_FILE, RECIPE_FILE, STEPS, LocalOptions, as_told
 from atoll.launch.plan import (
     START_WAIT_S,
     check_port,
@@ -54,7 +54,6 @@ EVAL_BATCHES = 8
 LEARNERS_MAX = 256
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
-RECIPE_FILE = "recipe.toml"
 LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 Say = Callable[[str], None]
@@ -478,7 +477,7 @@ def write_recipe(run_dir: Path, train: TrainConfig, options: Mapping[str, Any]) 
 
 
 def recipe_of(train: TrainConfig) -> dict[str, str | int | float]:
-    """recipe.toml: what the learners train, for `atoll evaluate` and `atoll sample`."""
+    """The content of RECIPE_FILE."""
     preset = train.preset()
     return {
         "model": train.model,

@@ -20,7 +20,16 @@ from atoll.core.config import SEED_MAX, choice
 from atoll.errors import ConfigError, DivergedError
 from atoll.recipes.data import Corpus, batches, check_corpus, load_corpus
 from atoll.recipes.model import MODELS, ByteModel, build_model
-from atoll.recipes.muon import ADAMW_SHARE, MUON_LR, RATE_SHARE, MuonAdamW, check_muon, hidden_matrices, make_muon
+from atoll.recipes.muon import (
+    ADAMW_SHARE,
+    MUON_LR,
+    RATE_SHARE,
+    MuonAdamW,
+    check_muon,
+    has_muon,
+    hidden_matrices,
+    make_muon,
+)
 from atoll.recipes.schedule import rate_factor, rewarm_factor
 
 
@@ -53,7 +62,7 @@ MERGE_BESIDE = {"adamw": "rda", "muon": "average"}
 
 def default_inner() -> str:
     """muon, where torch has it."""
-    return "muon" if hasattr(torch.optim, "Muon") else "adamw"
+    return "muon" if has_muon() else "adamw"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,9 +61,14 @@ class MuonAdamW(torch.optim.Optimizer):
         self._link()
 
 
+def has_muon() -> bool:
+    """Whether this torch has Muon."""
+    return hasattr(torch.optim, "Muon")
+
+
 def check_muon() -> None:
     """ConfigError where this torch has no Muon."""
-    if not hasattr(torch.optim, "Muon"):
+    if not has_muon():
         raise ConfigError(
             f"inner='muon' needs torch {TORCH_WITH_MUON} or newer, and this is torch {torch.__version__}; upgrade it, "
             "or use inner='adamw'"

@@ -117,15 +117,11 @@ class MergedReader:
     @property
     def over(self) -> bool:
         """The run has ended, or its syncer has: nothing newer will come."""
-        return self._ended or not is_written(self._path / "tape.jsonl")
+        return self.ended or not is_written(self._path / "tape.jsonl")
 
     @property
-    def broken_off(self) -> bool:
-        """Its syncer is gone, and the run had not ended."""
-        return self.over and not self._ended
-
-    @property
-    def _ended(self) -> bool:
+    def ended(self) -> bool:
+        """The run has come to its end, and left what it leaves there."""
         return any((self._path / name).exists() for name in ("summary.json", "model/manifest.json"))
 
     def versions(self) -> tuple[Version, ...]:

@@ -49,13 +49,13 @@ from atoll.train.losses import LossSum
 from atoll.train.pieces import Pieces, check_optimizers
 from atoll.train.timers import Timers
 from atoll.wire.channel import load_token, parse_address
+from atoll.wire.check import NAME_PATTERN
 
 _log = logging.getLogger("atoll")
 DEFAULT_ADDRESS = "127.0.0.1:7700"
 WAIT_MAX_S = 31 * 86_400.0
 WAKE_S = 0.25
 NAME_LENGTH_MAX = 64
-NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 OnEvent = Callable[[events.LearnerEvent], None]

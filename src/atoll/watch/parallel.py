@@ -61,13 +61,14 @@ def fold_parallel(settings: Mapping[str, Any], logs: Mapping[str, Sequence[StepR
     view = RunView()
     view.run_id, view.mode = str(settings["run_id"]), str(settings["mode"])
     sums: dict[str, tuple[int, float]] = {}
+    last = max(logs, default="")
     for name, row in sorted(((n, r) for n, rows in logs.items() for r in rows), key=lambda pair: pair[1].t_ns):
         if name not in sums:
             view.feed(MemberLine(row.t_ns, name, 1, "joining", "ready", "first step"))
         tokens, loss_sum = sums.get(name, (0, 0.0))
         sums[name] = tokens + row.tokens, loss_sum + row.tokens * row.loss
         view.feed(ReportLine(row.t_ns, name, 1, row.step, *sums[name], row.step))
-        if name == max(logs):  # one point per step: its ranks have logged the same loss
+        if name == last:  # one point per step: its ranks have logged the same loss
             view.history.loss(row.t_ns, view.tokens, view.loss_sum)
     return view
 
