@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ import pytest
 from atoll.cli import sim_fuzz, sim_run
 from atoll.cli.main import main
 from atoll.core.records import SlotLine
+from atoll.sim.faults import FaultWorld
 from atoll.sim.plan import MS, Fault, LearnerSpec, Plan
 from atoll.sim.scenario import load, names
-from atoll.sim.search import Outcome
+from atoll.sim.search import Outcome, watched
 from atoll.store.tape import decode_line
 
 SMALL = """\
@@ -302,6 +304,7 @@ def test_help(capsys: Said) -> None:
 def test_torch_is_not_imported_on_this_path(small: Path) -> None:
     code = f"""
 import sys
+import time
 from atoll.cli.main import main
 assert main(["sim", "run", {str(small)!r}]) == 0
 assert main(["sim", "fuzz", "--seeds", "1", "--jobs", "1"]) == 0
@@ -325,3 +328,23 @@ def test_run__a_fault_that_never_strikes_is_told(here: Path, capsys: Said) -> No
     path.write_text(f"[settings]\nsteps = 4\nfragments = 1\ninterval = 1\n[[learner]]\n{fault}")
     assert main(["sim", "run", str(path)]) == 0
     assert "did not strike: [[fault]] 1, crash" in capsys.readouterr().out
+
+
+def test_run__says_how_far_it_is(here: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = here / "small.toml"
+    path.write_text(SMALL)
+    said = []
+
+    def slowly(plan: Plan, on_start: Callable[[FaultWorld], None]) -> tuple[Outcome, FaultWorld | None]:
+        def until_told(world: FaultWorld) -> None:
+            on_start(world)
+            deadline_s = time.monotonic() + 30
+            while not "".join(said) and time.monotonic() < deadline_s:
+                said.append(capsys.readouterr().err)
+
+        return watched(plan, until_told)
+
+    monkeypatch.setattr(sim_run, "PROGRESS_S", 0.001)
+    monkeypatch.setattr(sim_run, "watched", slowly)
+    assert main(["sim", "run", str(path)]) == 0
+    assert "".join(said).startswith("slot 0 of 8, 0.0 s of virtual time\n")

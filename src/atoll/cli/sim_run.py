@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from atoll.store.tape import encode_line
 
 EXIT_CODES = {"ok": 0, "crash": 1, "safety": 4, "liveness": 5}
 BROKEN_PROMISE = EXIT_CODES["safety"]
+PROGRESS_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +55,8 @@ def run(options: Run) -> int:
         raise ConfigError(f"trace={str(options.trace)!r} is the scenario itself; name another file")
     if scenario.about:
         print(f"{scenario.plan.name}: {scenario.about}")
-    outcome, world = watched(scenario.plan)
+    with _progress_told() as on_start:
+        outcome, world = watched(scenario.plan, on_start)
     trace = _trace(world)
     if options.trace is not None:
         _write(options.trace, trace)
@@ -59,6 +64,25 @@ def run(options: Run) -> int:
     if options.repeat > 1 and not _all_equal(scenario, trace, options.repeat):
         code = max(code, BROKEN_PROMISE)
     return code
+
+
+@contextmanager
+def _progress_told() -> Iterator[Callable[[FaultWorld], None]]:
+    """What is called with the world makes a thread say on stderr, now and then, how far it is."""
+    over = threading.Event()
+
+    def tell(world: FaultWorld) -> None:
+        while not over.wait(PROGRESS_S):
+            reached = f"slot {world.syncer.core.slots.reached:,} of {world.config.slots:,}"
+            print(f"{reached}, {world.clock.now_ns / S:,.1f} s of virtual time", file=sys.stderr, flush=True)
+
+    def on_start(world: FaultWorld) -> None:
+        threading.Thread(target=tell, args=(world,), daemon=True).start()
+
+    try:
+        yield on_start
+    finally:
+        over.set()
 
 
 def _report(scenario: Scenario, outcome: Outcome, world: FaultWorld | None) -> int:

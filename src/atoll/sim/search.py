@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from atoll.sim.coverage import Coverage
@@ -48,12 +49,15 @@ def run_plan(plan: Plan) -> FaultWorld:
     return world
 
 
-def watched(plan: Plan) -> tuple[Outcome, FaultWorld | None]:
+def watched(
+    plan: Plan, on_start: Callable[[FaultWorld], None] = lambda world: None
+) -> tuple[Outcome, FaultWorld | None]:
     """Run a plan and catch what it does; the world as it was then, None where it could not be made."""
     world, coverage = None, Coverage()
     try:
         with coverage.watching():
             world = FaultWorld(plan, coverage)
+            on_start(world)
             world.run_plan()
     except NoProgress as error:
         kind, text = "liveness", str(error)
