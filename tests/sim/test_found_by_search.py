@@ -10,8 +10,9 @@ import pytest
 
 from atoll.core.messages import Announce
 from atoll.core.records import FateLine, LifeEndLine, SlotLine
-from atoll.sim.plan import MS, LearnerSpec, S
+from atoll.sim.plan import MS, Fault, LearnerSpec, Plan, S
 from atoll.sim.rogue import LIES, Rogue
+from atoll.sim.search import run_plan
 from atoll.sim.world import World
 
 
@@ -118,6 +119,25 @@ def test_far_away__no_piece_is_passed_by_in_each_round(
         assert max(gaps) <= 13, (seed, gaps)
         in_vain, merged = fates(world, "far", "had closed"), len(merged_slots(world, "far"))
         assert in_vain < 0.15 * (in_vain + merged), (seed, in_vain, merged)
+
+
+@pytest.mark.parametrize(
+    ("paces_ms", "latency_ms", "slow_at_ms"), [((300, 600), 1, 4600), ((300, 600), 40, 6100), ((300,) * 3, 40, 6300)]
+)
+def test_one_slow_step__a_slot_that_was_missed_by_a_moment_costs_no_round(
+    paces_ms: tuple[int, ...], latency_ms: int, slow_at_ms: int
+) -> None:
+    """The margin that it taught forbade both boundaries before each closing, and no earlier one was used: 8 slots."""
+    learners = [
+        LearnerSpec(name=f"l{i}", step_ns=pace * MS, jitter=0.05, latency_ns=latency_ms * MS)
+        for i, pace in enumerate(paces_ms)
+    ]
+    slow = Fault(kind="straggle", learner="l0", at_ns=slow_at_ms * MS, for_ns=300 * MS, factor=2.0)
+    settings = {"steps": 120, "fragments": 8, "interval": 24}
+    world = run_plan(Plan(seed=slow_at_ms, settings=settings, learners=tuple(learners), faults=(slow,)))
+    assert fates(world, "l0", "had closed") == 1, "the step was slow at another time than when it matters"
+    merged = [0, *merged_slots(world, "l0"), world.config.slots + 1]
+    assert max(b - a for a, b in pairwise(merged)) <= 2
 
 
 def test_slow_checks__the_margin_of_a_thin_uplink_grows_by_what_the_syncer_needs_too() -> None:

@@ -172,7 +172,7 @@ class CapturePlanner:
         closing_ns = self.closing_ns(slot)
         if closing_ns + self._overlap_ns() < arrival_ns + at.step_ns:
             return True
-        margin_ns = EARLY * at.step_ns + MISSES * at.miss_ns + at.delay_ns
+        margin_ns = EARLY * at.step_ns + MISSES * at.miss_ns + at.delay_ns + at.announce_late_ns
         return closing_ns + at.slack_ns <= at.now_ns + at.step_ns + margin_ns
 
     def _overlap_ns(self) -> float:
