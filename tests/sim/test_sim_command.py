@@ -304,7 +304,6 @@ def test_help(capsys: Said) -> None:
 def test_torch_is_not_imported_on_this_path(small: Path) -> None:
     code = f"""
 import sys
-import time
 from atoll.cli.main import main
 assert main(["sim", "run", {str(small)!r}]) == 0
 assert main(["sim", "fuzz", "--seeds", "1", "--jobs", "1"]) == 0
