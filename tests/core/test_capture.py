@@ -39,6 +39,7 @@ def horizons(draw: st.DrawFn) -> Horizon:
         last_slot=CONFIG.slots,
         joined_at=0,
         announce_late_ns=draw(st.floats(0, 0.5)) * P * interval_ns,
+        bytes_late_ns=draw(st.floats(0, 0.5)) * P * interval_ns,
     )
 
 
@@ -48,15 +49,17 @@ def named(at: Horizon) -> set[int]:
     return {slot for _, slot in CapturePlanner(CONFIG, at, pieces).plan([], None)}
 
 
-def announcements_ns(at: Horizon, slot: int) -> float:
-    """Until when an announcement of `slot` is in time by all that is known and by experience."""
-    return at.closed_at_ns + (slot - T) * at.slot_interval_ns - at.delay_ns - at.announce_late_ns
+def early_enough_ns(at: Horizon, slot: int) -> float:
+    """Until when announcement and bytes of `slot` are in time by all that is known and by experience."""
+    closing_ns = at.closed_at_ns + (slot - T) * at.slot_interval_ns - at.delay_ns
+    overlap_ns = CONFIG.overlap * at.slot_interval_ns / CONFIG.slot_steps
+    return min(closing_ns - at.announce_late_ns, closing_ns + overlap_ns - at.bytes_late_ns)
 
 
 @given(horizons())
 def test_each_coming_slot_is_named_at_the_last_boundary_that_is_early_enough(at: Horizon) -> None:
     """Of a round of which nothing is heard meanwhile. What is late at one boundary had its chance at the one before."""
-    in_time = {slot for slot in range(T + 1, T + P + 1) if announcements_ns(at, slot) > at.now_ns}
+    in_time = {slot for slot in range(T + 1, T + P + 1) if early_enough_ns(at, slot) > at.now_ns}
     seen: set[int] = set()
     for step in range(3 * CONFIG.interval):
         seen |= named(replace(at, now_ns=at.now_ns + step * at.step_ns, own_steps=step))

@@ -170,7 +170,7 @@ class CapturePlanner:
         if (slot - at.closed) * self._config.slot_steps <= at.own_steps:
             return True
         closing_ns = self.closing_ns(slot)
-        if closing_ns + self._overlap_ns() < arrival_ns + at.step_ns:
+        if closing_ns + self._overlap_ns() < arrival_ns + at.step_ns + at.bytes_late_ns:
             return True
         margin_ns = EARLY * at.step_ns + MISSES * at.miss_ns + at.delay_ns + at.announce_late_ns
         return closing_ns + at.slack_ns <= at.now_ns + at.step_ns + margin_ns
