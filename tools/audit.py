@@ -71,7 +71,8 @@ def nesterov(theta, momentum, delta, lr, mu):
 class Run:
     def __init__(self, directory):
         self.dir = Path(directory)
-        self.lines = [json.loads(text) for text in (self.dir / "tape.jsonl").read_text().splitlines()]
+        *whole, _ = (self.dir / "tape.jsonl").read_text().split("\n")  # the last one is empty, or torn
+        self.lines = [json.loads(text) for text in whole]
         must([x["i"] for x in self.lines] == list(range(len(self.lines))), "lines of the tape are missing")
         self.run, self.set = self.lines[0], self.lines[0]["settings"]
         must(self.run["kind"] == "runline" and self.run["schema"] == 1, "the tape does not begin with schema 1")

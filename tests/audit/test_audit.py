@@ -195,6 +195,12 @@ def test_it_fails_on_a_step_log_that_says_otherwise(copy: Path) -> None:
     assert audit(copy) is not None
 
 
+def test_a_torn_last_line_is_none(copy: Path) -> None:
+    with (copy / "tape.jsonl").open("a") as tape:
+        tape.write('{"i":9999,"kind":"noti')
+    assert audit(copy) is None
+
+
 def test_it_fails_on_a_missing_line(copy: Path) -> None:
     path = copy / "tape.jsonl"
     lines = path.read_text().splitlines()

@@ -15,7 +15,7 @@ from atoll.sim.faults import FaultWorld
 from atoll.sim.plan import MS, LearnerSpec, S
 from atoll.sim.world import World
 from atoll.watch.history import NUMBERS
-from atoll.watch.judge import REMEDIES, advice, findings
+from atoll.watch.judge import NOTHING_CAME, REMEDIES, advice, findings, reason_of
 from atoll.watch.live import LiveView
 from atoll.watch.live import draw as draw_picture
 from atoll.watch.status import status
@@ -228,6 +228,30 @@ def test_advice__rda_of_learners_that_hardly_agree(merge: str, agrees: float, ki
     (found,) = advice(fold(lines))
     assert found.kind == kind
     assert kind != "rda" or "have a cosine of 0.10; RDA keeps their full length" in found.text
+
+
+def test_reason__that_a_run_ends_is_none_that_a_setting_could_change() -> None:
+    lines = tape_of(world(equal(3)))
+    fate = next(line for line in lines if isinstance(line, SlotLine))
+    ends = [FateLine(fate.now_ns, 9, 1, "l0", 1, seq, 100, "missed", "the run is ending") for seq in range(9)]
+    assert reason_of(fold([*lines, *ends]), "l0") == NOTHING_CAME
+    closed = FateLine(fate.now_ns, 9, 1, "l0", 1, 9, 100, "missed", "slot 9 had closed")
+    assert reason_of(fold([*lines, *ends, closed]), "l0") == REMEDIES["slot # had closed"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_advice__what_is_called_well_is_within_its_bounds(seed: int) -> None:
+    """At any moment of any run."""
+    fault_world = FaultWorld(draw(seed))
+    fault_world.run_plan()
+    view = RunView()
+    for line in tape_of(fault_world):
+        view.feed(line)
+        for found in advice(view) if isinstance(line, SlotLine) else ():
+            if found.kind == "good":
+                for value, words, bound in re.findall(r"(-?[\d.]+) \(good (from|up to) ([\d.]+)", found.text):
+                    low, high = (bound, value) if words == "from" else (value, bound)
+                    assert float(low) <= float(high), found.text
 
 
 def test_advice__too_early() -> None:

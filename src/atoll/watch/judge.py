@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from atoll.watch.summary import piece_books, weighted_tokens
 from atoll.watch.tallies import LifeView
 from atoll.watch.view import RunView
 from atoll.watch.window import Window, window
@@ -36,6 +35,8 @@ REMEDIES = {
     "it is not finite": "its loss is not finite: look at its data, lower its `lr`",
     "norm # is far above this piece's history": "its work is far larger than the others': look at its data and `lr`",
 }
+OF_THE_END = "the run is ending"
+"""No reason that a setting could change: every run ends."""
 NOTHING_CAME = "nothing of it was announced: a step of it may take longer than a round; raise `interval`"
 
 
@@ -67,12 +68,11 @@ def advice(view: RunView) -> list[Finding]:
 
 
 def _all_is_well(view: RunView) -> str:
-    whole = window(view, view.settled_slots)
-    tokens = weighted_tokens(view, piece_books(view))
+    recent, whole = window(view), window(view, view.settled_slots)  # each figure where `advice` has judged it
     figures = (
-        ("participation", whole.participation, f"good from {PARTICIPATION_LEAST:g} on"),
-        ("share of work merged", tokens["merged"] / max(1, tokens["computed"]), f"good from {KEPT_LEAST:g} on"),
-        ("outer step over merged delta", whole.effective_step, f"good up to {EFFECTIVE_MOST:g}"),
+        ("participation", recent.participation, f"good from {PARTICIPATION_LEAST:g} on"),
+        ("share of work merged", recent.kept, f"good from {KEPT_LEAST:g} on"),
+        ("outer step over merged delta", recent.effective_step, f"good up to {EFFECTIVE_MOST:g}"),
         ("agreement of learners", whole.agreement, f"good from {AGREEMENT_LEAST:g} on"),
     )
     said = ", ".join(f"{name} {value:.2f} ({limit})" for name, value, limit in figures if value is not None)
@@ -116,7 +116,7 @@ def reason_of(view: RunView, *names: str) -> str:
     """The commonest reason why work of these was not merged, as a remedy."""
     reasons: Counter[str] = Counter()
     for (name, _, _, reason), number in view.history.fates.items():
-        if name in names:
+        if name in names and reason != OF_THE_END:
             reasons[reason] += number
     for reason, _ in reasons.most_common(1):
         return REMEDIES.get(reason, f"mostly because {reason}")
