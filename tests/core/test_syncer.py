@@ -9,7 +9,20 @@ import pytest
 from atoll.core import events as ev
 from atoll.core.layout import TensorSpec
 from atoll.core.machine import Average
-from atoll.core.messages import Declare, Fate, FinalRound, Pace, Refuse, Replaced, Report, UpdateReady, Version, Welcome
+from atoll.core.messages import (
+    Declare,
+    Fate,
+    FinalRound,
+    Leave,
+    Pace,
+    Refuse,
+    Replaced,
+    Report,
+    Timings,
+    UpdateReady,
+    Version,
+    Welcome,
+)
 from atoll.core.records import ClosedLine, FateLine, GrantLine, LifeEndLine, MemberLine, QuorumLine, SlotLine
 from tests.core.helpers import MS, Bench, S
 
@@ -504,6 +517,26 @@ def test_stop__before_the_first_slot_the_books_of_all_are_closed__of_those_away_
     bench.feed(ev.StreamClosed(bench.streams["b"]))
     bench.feed(ev.StopRequested())
     assert {e.name for e in bench.written(LifeEndLine)} == {"a", "b"}
+
+
+@pytest.mark.parametrize("how", ["left", "here", "away"])
+@pytest.mark.parametrize("complete", [False, True])
+def test_stop__before_the_first_slot_what_was_announced_gets_its_fate_too(how: str, complete: bool) -> None:
+    """Books close only once nothing is on its way: a learner that had left had no end on the tape."""
+    bench = Bench(learners=3)
+    bench.join("a")
+    message = bench.announce("a", 1, 1, steps=2)
+    if complete:
+        bench.arrive("a", message)
+    if how == "left":
+        bench.say("a", Leave("interrupted", bench.counters(2), Timings()))
+    if how == "away":
+        bench.feed(ev.StreamClosed(bench.streams["a"]))
+    bench.feed(ev.StopRequested())
+    assert [(f.seq, f.fate) for f in bench.written(FateLine)] == [(1, "missed")]
+    (end,) = bench.written(LifeEndLine)
+    assert end.lost == (200, 200), "a token-piece of each piece"
+    assert any(isinstance(a, ev.Discard) for a in bench.actions), "its bytes are freed"
 
 
 def test_finish__a_short_cut_in_the_last_round_is_no_death() -> None:

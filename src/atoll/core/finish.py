@@ -91,6 +91,7 @@ class Finish:
         self._stopping = True
         if self.phase == "waiting":
             self.move("stop", "stopped before the first slot")
+            self._settle_after(0)
             for member in list(self._roster):
                 self._ctx.send(member.stream, Replaced("the run was stopped before its first slot"))
                 self._roster.end(member, "stopped")
@@ -115,11 +116,15 @@ class Finish:
 
     def _drain(self) -> bool:
         self.move("last slot closed", "stopped" if self._stopping else "all slots are done")
+        self._settle_after(self._slots.last)
+        return True
+
+    def _settle_after(self, slot: int) -> None:
+        """Contributions for later slots have missed them, those of learners that left too."""
         for member in self._roster.with_open():
             for contribution in list(member.open.values()):
-                if contribution.announce.slot > self._slots.last:
+                if contribution.announce.slot > slot:
                     self._fates.settle(contribution, ENDING)
-        return True
 
     def _bound_ns(self) -> int:
         """A lease, 4 whole-model transfers of the slowest, and 2 steps of the slowest: it hears at a boundary."""
