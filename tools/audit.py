@@ -78,6 +78,8 @@ class Run:
         must(self.run["kind"] == "runline" and self.run["schema"] == 1, "the tape does not begin with schema 1")
         self.P, self.s = self.set["fragments"], self.set["interval"] // self.set["fragments"]
         self.last = next((x["slot"] for x in self.kind("phaseline") if x["phase"] == "draining"), None)
+        if not self.kind("startline") and any(x["phase"] == "over" for x in self.kind("phaseline")):
+            raise OSError("it was stopped before its first slot, and nothing was merged")
         must(self.last is not None, "the run did not come to its finish")
         self.ends = {(x["name"], x["generation"]): x for x in self.kind("lifeendline")}
 
@@ -216,10 +218,8 @@ def recount(run):
     fates = [x["fate"] for x in run.kind("fateline")]
     out["contributions"] = {"missed": fates.count("missed"), "refused": fates.count("refused")}
     out["step_max_s"] = max(e["step_ns_max"] for e in ends) / 1e9
-    out["participation"] = participation(run)
     out["train_loss"], out["training_uptime"] = train_loss_and_uptime(run, span)
-    out["merge_uptime"] = merge_uptime(run)
-    return out
+    return out | {"merge_uptime": merge_uptime(run), "participation": participation(run)}
 
 def participation(run):
     state, closed, shares, by_piece, by_name = {}, {}, [], defaultdict(list), defaultdict(list)

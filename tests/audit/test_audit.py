@@ -96,6 +96,18 @@ def test_a_run_without_contributions_cannot_be_audited__status_2(copy: Path) -> 
     assert "ran without --keep-contributions" in done.stdout
 
 
+def test_a_run_that_was_stopped_before_its_first_slot_has_nothing_to_audit__status_2(copy: Path) -> None:
+    path = copy / "tape.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    first = next(line["i"] for line in lines if line["kind"] == "startline")
+    over = {"i": first, "kind": "phaseline", "now_ns": 1, "phase": "over", "slot": 0, "reason": "stopped"}
+    ended = {**lines[-2], "i": first + 1}
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*lines[:first], over, ended]))
+    done = subprocess.run([sys.executable, "tools/audit.py", str(copy)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "it was stopped before its first slot, and nothing was merged" in done.stdout
+
+
 def test_it_imports_nothing_of_atoll_and_is_short() -> None:
     text = (ROOT / "tools" / "audit.py").read_text()
     assert "import atoll" not in text

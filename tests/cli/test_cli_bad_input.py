@@ -84,7 +84,7 @@ TRAIN = [
     (["--data", "empty.txt"], "data 'empty.txt' holds no text"),
     (["--data", "folder"], "data 'folder' holds no text"),
     (["--data", "binary.txt"], "data 'binary.txt' is not UTF-8 text"),
-    (["--data", "short.txt"], "give more text, fewer learners or a smaller length"),
+    (["--data", "short.txt"], "give more text or fewer learners"),
     (["--steps", "many"], "steps='many' must be a whole number, written in digits; `atoll train --help`"),
     (["--tokens", "1e6"], "atoll: tokens='1e6' must be a whole number, written in digits; `atoll train --help`"),
     (["--outer-lr", "x"], "atoll: outer_lr='x' must be a number; `atoll train --help`"),
@@ -129,7 +129,11 @@ def test_a_port_in_use_is_named(here, capsys, command):
 
 def test_syncer__bad_input(here, capsys):
     assert "min_ready" in refused(capsys, "syncer", "--run", "run", "--min-ready", "0")
-    assert "quorum=3" in refused(capsys, "syncer", "--run", "run", "--quorum", "3")
+    told = "quorum=3 is above min_ready=1; give --min-ready 3 or more"
+    assert told in refused(capsys, "syncer", "--run", "run", "--quorum", "3")
+    ports = ["--listen", "127.0.0.1:7700", "--bulk-port", "7700"]
+    told = "bulk_port=7700 is the port of listen='127.0.0.1:7700' too"
+    assert told in refused(capsys, "syncer", "--run", "run", *ports)
     assert "steps=0" in refused(capsys, "syncer", "--run", "run", "--steps", "0")
     init = ["--init", "no.safetensors", "--listen", "127.0.0.1:0"]
     assert "init file" in refused(capsys, "syncer", "--run", "run", *init)
@@ -151,11 +155,22 @@ def test_learner__no_syncer_at_the_address_is_bounded_and_named(here, capsys):
         refused(capsys, "learner", "--data", "text.txt", "--name", "a b", "--timeout-s", "1"),
     ]
     for line, part in zip(
-        told, (f"no syncer answers at {address}", "'nowhere'", "index=3", "'huge'", "missing.txt", "slow=0.1", "'a b'"),
+        told,
+        (
+            *(f"no syncer answers at {address}", "'nowhere'", "index=3", "'huge'", "missing.txt"),
+            *("slow_factor=0.1", "'a b'"),
+        ),
         strict=True,
-    ):  # fmt: skip
+    ):
         assert part in line
     assert not (here / "runs").exists()
+
+
+def test_learner__a_name_that_cannot_be_is_refused_before_the_search_begins(here, capsys):
+    assert main(["learner", "--data", "text.txt", "--name", "a/b"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("atoll: name='a/b' must be ")
 
 
 def test_evaluate_and_sample__of_what_is_no_run(here, capsys):
@@ -165,7 +180,14 @@ def test_evaluate_and_sample__of_what_is_no_run(here, capsys):
     assert "holds no run: run.toml is missing" in refused(capsys, "evaluate", "run")
     (here / "run" / "run.toml").write_text('run_id = "r"\n')
     for command in ("evaluate", "sample"):
-        assert "has no model yet" in refused(capsys, command, "run")
+        assert "has no model: it has not begun: its tape is empty" in refused(capsys, command, "run")
+    for name in ("run", "run/run.toml"):  # as after a syncer that was killed a while ago
+        os.utime(here / name, (0, 0))
+    assert "has no model: it broke off before it began" in refused(capsys, "evaluate", "run")
+    (here / "run" / "run.toml").write_text('run_id = "r"\nmode = "data-parallel"\n')
+    assert "writes it when all its ranks have ended" in refused(capsys, "evaluate", "run")
+    (here / "run" / "summary.json").write_text("{}")
+    assert "it ended early, and mode=data-parallel writes none then" in refused(capsys, "evaluate", "run")
     (here / "run" / "model").mkdir()
     (here / "run" / "model" / "manifest.json").write_text(json.dumps({"fingerprint": "?", "file_hash": "?"}))
     told = refused(capsys, "sample", "run")

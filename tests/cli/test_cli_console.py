@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from atoll.cli.closing import closing_lines
 from atoll.cli.console import Console, JsonConsole, LiveConsole, Shown, console_for
-from atoll.core.records import NoticeLine, Record
+from atoll.core.records import LifeEndLine, NoticeLine, Record
 from atoll.watch.status import status
+from atoll.watch.summary import fold, summarise
 from tests.watch.worlds import equal, tape_of, world
 
 KNOWN, NEW = "said before the start", "something is wrong"
@@ -74,3 +77,23 @@ def test_console__live_only_in_a_terminal(monkeypatch) -> None:
     assert type(console_for(Shown(plain=True))) is Console
     assert type(console_for(Shown(quiet=True))) is Console
     assert type(console_for(Shown(json=True))) is JsonConsole
+
+
+def closing(lines: list[Record]) -> dict[str, str]:
+    """By their first word."""
+    view = fold(lines)
+    found = closing_lines(Path("run"), summarise(view), view)
+    return {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in found if line}
+
+
+def test_closing__what_nobody_said_is_no_figure(lines) -> None:
+    """A learner tells of its waits when it ends; where the syncer was killed before, nobody knows them."""
+    assert "longest step()" in closing(lines)["blocked"]
+    broken_off = closing([line for line in lines if not isinstance(line, LifeEndLine)])
+    assert broken_off["blocked"] == "-"
+
+
+def test_closing__before_anything_settled_there_is_no_lowest(lines) -> None:
+    first = closing(lines[:12])
+    assert first["taking part"] == "- of the ready; lowest fragment -, lowest learner -"
+    assert first["length"].startswith("0 slots (0 steps")

@@ -85,6 +85,7 @@ def test_pull__a_lower_slot_came_late__the_file_of_the_slot_is_replaced(run, cap
 
 def test_pull__bad_input_is_one_line(run, capsys) -> None:
     assert "nothing is merged yet in run: version 0 is not there; try" in refused(capsys, "run", "--to", "t")
+    assert not Path("t").exists(), "nothing came, and nothing is left"
     run.begin(1)
     assert "directory nowhere holds no run" in refused(capsys, "nowhere", "--to", "t")
     assert "every='soon' must be a number with its unit" in refused(capsys, "run", "--to", "t", "--every", "soon")

@@ -106,25 +106,40 @@ def test_status__of_a_run_whose_syncer_was_killed__says_so_and_does_not_wait(
 
 
 @pytest.mark.parametrize("command", ["report", "status", "advise"])
-@pytest.mark.parametrize("what", ["missing", "empty", "damaged", "gap"])
+@pytest.mark.parametrize("what", ["missing", "a file", "no run", "empty", "dead", "damaged", "gap"])
 def test_commands__what_is_no_run(
     command: str, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = tmp_path / "run"
     lines = tape_of(world(equal(2), steps=24))
-    if what != "missing":
-        tape = write_tape(run_dir, [] if what == "empty" else lines) / "tape.jsonl"
+    told = {
+        "missing": "does not exist; give the directory of a run",
+        "a file": "is a file; give the directory of a run",
+        "no run": "holds no run: run.toml is missing",
+        "empty": "has not begun: its tape is empty; try again later",
+        "dead": "broke off before it began: its syncer is gone; start another",
+        "damaged": "is damaged at byte",
+        "gap": "lines are missing; restore the file from a copy",
+    }
+    if what == "a file":
+        run_dir.write_text("")
+    elif what == "no run":
+        run_dir.mkdir()
+    elif what != "missing":
+        tape = write_tape(run_dir, [] if what in ("empty", "dead") else lines) / "tape.jsonl"
         rows = tape.read_bytes().splitlines(keepends=True)
         if what == "damaged":
             tape.write_bytes(b"".join([*rows[:5], b"{\n", *rows[5:]]))
         elif what == "gap":
             tape.write_bytes(b"".join(rows[:5] + rows[7:]))
+        elif what == "dead":
+            os.utime(tape, (1, 1))
     assert main([command, str(run_dir)]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("atoll: ")
     assert said.err.count("\n") == 1
-    assert ("does not exist; give the directory of a run" in said.err) == (what == "missing")
+    assert told[what] in said.err
 
 
 def test_report__a_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

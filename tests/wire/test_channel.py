@@ -30,7 +30,12 @@ def test_token__comes_from_environment_or_file(tmp_path) -> None:
     assert channel.load_token({}) == ""
     assert channel.load_token({"ATOLL_TOKEN": "a"}) == "a"
     assert channel.load_token({"ATOLL_TOKEN_FILE": path}) == "from-file"
-    assert channel.load_token({"ATOLL_TOKEN": "a", "ATOLL_TOKEN_FILE": path}) == "a"
+    assert channel.load_token({"ATOLL_TOKEN": "", "ATOLL_TOKEN_FILE": path}) == "from-file"
+    with pytest.raises(ConfigError, match="both set"):
+        channel.load_token({"ATOLL_TOKEN": "a", "ATOLL_TOKEN_FILE": path})
+    (tmp_path / "blank").write_text(" \n")
+    with pytest.raises(ConfigError, match="is empty"):
+        channel.load_token({"ATOLL_TOKEN_FILE": str(tmp_path / "blank")})
     with pytest.raises(ConfigError, match="ATOLL_TOKEN_FILE"):
         channel.load_token({"ATOLL_TOKEN_FILE": path + "x"})
     with pytest.raises(ConfigError, match="one line"):

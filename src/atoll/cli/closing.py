@@ -48,15 +48,18 @@ def closing_lines(run_dir: Path, summary: Mapping[str, Any], view: RunView) -> l
     tokens, part = summary["tokens"], summary["participation"]
     fragment, learner = part["lowest_fragment"], part["lowest_learner"]
     lives = sum(summary["lives"].values()) - len(summary["lives"])
-    learners = count(view.learners, "learner")
-    blocked = ", ".join(f"{cause} {spent:.2f}" for cause, spent in summary["blocked_s"].items())
+    learners = count(len(summary["lives"]), "learner")
+    blocked = "-"  # learners say so when they end
+    if summary["step_max_s"] is not None:
+        causes = ", ".join(f"{cause} {spent:.2f}" for cause, spent in summary["blocked_s"].items())
+        blocked = f"{causes} s; longest step() {1000 * summary['step_max_s']:.1f} ms"
     shares = ", ".join(
         f"{name} {percent(tokens[name], tokens['computed'])}" for name in ("merged", "overwritten", "lost", "pending")
     )
     ended = "over" if summary["phase"] == "over" else f"in phase {summary['phase']}"
     if view.stopped:
         ended = f"stopped early: {summary['slots']} of {view.config.slots} slots"
-    length = f"{summary['slots']} slots ({summary['steps']} steps of a learner), {summary['wall_s']:.1f} s"
+    length = f"{count(summary['slots'], 'slot')} ({summary['steps']} steps of a learner), {summary['wall_s']:.1f} s"
     training, merging = percent(summary["training_uptime"], 1), percent(summary["merge_uptime"], 1)
     model = run_dir / "model" / "model.safetensors"
     return [
@@ -65,9 +68,9 @@ def closing_lines(run_dir: Path, summary: Mapping[str, Any], view: RunView) -> l
         f"length       {length} ({ended})",
         f"tokens       {tokens['computed']:,} computed at {number(summary['tokens_per_s'], ',.0f')} tokens/s",
         f"their work   {shares}",
-        f"taking part  {number(part['mean'], '.3f')} of the ready; lowest fragment {fragment['fragment']} "
-        f"{number(fragment['value'], '.3f')}, lowest learner {learner['learner']} {number(learner['value'], '.3f')}",
-        f"blocked      {blocked} s; longest step() {1000 * summary['step_max_s']:.1f} ms",
+        f"taking part  {number(part['mean'], '.3f')} of the ready; lowest fragment {lowest(fragment, 'fragment')}, "
+        f"lowest learner {lowest(learner, 'learner')}",
+        f"blocked      {blocked}",
         f"uptime       training {training}, merging {merging}; {count(lives, 'restart')}",
         f"loss         {number(summary['eval_loss'], '.4f')} held-out, {number(summary['train_loss'], '.4f')} training "
         "(nats per byte)",
@@ -96,6 +99,11 @@ def parallel_lines(run_dir: Path, summary: Mapping[str, Any]) -> list[str]:
 def number(value: float | None, form: str) -> str:
     """`-` where there is none."""
     return "-" if value is None else format(value, form)
+
+
+def lowest(found: Mapping[str, Any], what: str) -> str:
+    """Which, and its share; `-` where nothing has settled."""
+    return "-" if found["value"] is None else f"{found[what]} {found['value']:.3f}"
 
 
 def percent(part: float | None, whole: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -82,15 +83,18 @@ def main(argv: Sequence[str]) -> int:
     options = parse(LearnerCommand, "learner", argv)
     from atoll.errors import ConfigError, RunOverError
     from atoll.recipes.loop import TrainConfig, default_inner, train
-    from atoll.train.learner import check_reach, default_name
+    from atoll.train.learner import check_name, check_reach, default_name
 
     if not 1 <= options.index <= options.of:
         raise ConfigError(f"index={options.index} must be between 1 and of={options.of}")
+    if not 1 <= options.slow_factor < math.inf:
+        raise ConfigError(f"slow_factor={options.slow_factor} must be at least 1 (1 is full speed)")
     check_reach(options.address, options.bulk_address, timeout_s=options.timeout_s)
     cores = os.cpu_count() or 1
     if not 1 <= options.threads <= cores:
         raise ConfigError(f"threads={options.threads} must be between 1 and the {cores} cores of this machine")
     name = options.name or default_name()
+    check_name(name)
     config = TrainConfig(
         name=name,
         run_dir=options.run or Path("runs") / name,

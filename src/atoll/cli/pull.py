@@ -7,6 +7,7 @@ bounds what that takes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -140,11 +141,17 @@ def main(argv: Sequence[str]) -> int:
     if options.keep is not None and (options.keep < 1 or every_s is None):
         raise ConfigError(f"keep={options.keep} must be at least 1, and goes with --every")
     source = source_of(options.where, options.bulk_address)
+    existed = options.to.exists()
     try:
         options.to.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"to={str(options.to)!r} cannot be a directory ({error.strerror}); choose another") from error
-    return Follower(source, options.to, options.keep).run(every_s)
+    try:
+        return Follower(source, options.to, options.keep).run(every_s)
+    finally:
+        if not existed:
+            with contextlib.suppress(OSError):
+                options.to.rmdir()  # only where nothing came
 
 
 def source_of(where: str, bulk_address: str | None) -> Source:

@@ -12,6 +12,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load
 
+from atoll.core.config import DATA_PARALLEL
 from atoll.core.layout import fingerprint
 from atoll.errors import RunError
 from atoll.launch.options import RECIPE_FILE
@@ -19,6 +20,8 @@ from atoll.recipes.model import MODELS, ByteModel, build_model
 from atoll.store.rundir import read_settings
 from atoll.tensors.flat import specs_of
 from atoll.tensors.hashing import payload_hash
+from atoll.watch.read import fold_run, not_begun
+from atoll.watch.view import BROKEN_OFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,6 @@ class Saved:
 
 def load_saved(run: Path) -> Saved:
     """RunError where the run is not there, has no model yet, or its model is damaged or of another kind."""
-    read_settings(run)
     manifest = _manifest(run)
     name = _model_of(str(manifest.get("fingerprint")), run)
     model = build_model(name, 0)
@@ -62,16 +64,33 @@ def read_recipe(run: Path) -> dict[str, Any]:
 
 
 def _manifest(run: Path) -> dict[str, Any]:
+    settings = read_settings(run)
     path = run / "model" / "manifest.json"
     try:
         manifest: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
-        raise RunError(
-            f"run {os.fspath(run)!r} has no model yet: {path} is missing; a run writes it when it ends"
-        ) from None
+        why = _why_no_model(run, parallel=settings.get("mode") == DATA_PARALLEL)
+        raise RunError(f"run {os.fspath(run)!r} has no model: {why}") from None
     except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     return manifest
+
+
+def _why_no_model(run: Path, *, parallel: bool) -> str:
+    """With what to do about it."""
+    if parallel and (run / "summary.json").exists():
+        return f"it ended early, and mode={DATA_PARALLEL} writes none then; start it again"
+    if parallel:
+        return f"a run of mode={DATA_PARALLEL} writes it when all its ranks have ended; try again then"
+    tape = run / "tape.jsonl"
+    if not tape.exists():
+        return f"it {not_begun(tape)}"
+    phase = fold_run(run).phase
+    if phase == BROKEN_OFF:
+        return "it broke off, its syncer is gone; `atoll pull RUN --to DIR` saves what was merged"
+    if phase == "over":
+        return "it ended before anything was merged; start another"
+    return "it goes on and writes it at its end; `atoll pull RUN --to DIR` saves what is merged so far"
 
 
 def _model_of(wanted: str, run: Path) -> str:

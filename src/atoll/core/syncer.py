@@ -224,7 +224,9 @@ class Syncer:
             )
         if hello.fingerprint != self._layout.fingerprint:
             difference = first_difference(self._layout.tensors(), hello.tensors)
-            return Refuse("layout", difference or "the models' fingerprints differ; install the same version")
+            unlike = f"{difference}; join with the model of the run (--model)"
+            same = "the models' fingerprints differ; install the same version"
+            return Refuse("layout", unlike if difference else same)
         member = self.roster.by_name(hello.name)
         if hello.generation:
             if member is None or member.life.generation != hello.generation:

@@ -157,6 +157,10 @@ def prepare(options: LocalOptions, environ: Mapping[str, str] = os.environ) -> P
     check_listening(host, token)
     check_port("listen port", host, port)
     notes = [balance_warning(layout)]
+    if options.listen is not None and not token:
+        notes.append(
+            "no ATOLL_TOKEN is set: none but this run's own learners can reach its syncer; set it before the run"
+        )
     if config.whole_steps != config.steps:
         notes.append(f"steps={config.steps} is rounded up to {config.whole_steps}, whole slots")
     if options.threads is not None and options.threads * options.learners > len(cores):
@@ -321,7 +325,7 @@ class LocalRun:
             for name in self._patience:
                 self._children[name].signal(signal.SIGTERM)
         else:
-            self._say("stopping: learners hand in their last work and the model is written; once more kills")
+            self._say("asked to stop; once more kills, and no model is written")
             syncer.signal(signal.SIGINT)
         return False
 

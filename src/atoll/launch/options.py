@@ -51,9 +51,10 @@ class LocalOptions(Method):
     """Keep every contribution that is merged, for `make audit`."""
     eval_every: str | None = None
     """How often the merged model is evaluated on held-out text while the run goes on: 30s (default), 10m, or a number
-    of slots; 0: never. It comes more rarely where it would take more than 2% of the CPU. Results: evals.jsonl."""
+    of slots; 0: never. After the first it waits where all would take above 2% of all cores. Results: evals.jsonl."""
     listen: str | None = None
-    """Where the syncer listens; default 127.0.0.1:0, port 0 being any free one. More learners may join by hand."""
+    """Where the syncer listens; default 127.0.0.1:0, port 0 being any free one. Where ATOLL_TOKEN (or ATOLL_TOKEN_FILE)
+    was set before, who has it may join by hand and `atoll pull HOST:PORT`."""
 
 
 STEPS = 300

@@ -142,7 +142,7 @@ def check_corpus(corpus: Corpus, *, learners: int, length: int) -> None:
     if share < needed:
         raise DataError(
             f"data {corpus.name!r} has {len(corpus.train)} training bytes, {share} for each of {learners} "
-            f"learners; length={length} needs {needed}; give more text, fewer learners or a smaller length"
+            f"learners; length={length} needs {needed}; give more text or fewer learners"
         )
     check_heldout(corpus, length)
 
@@ -152,7 +152,7 @@ def check_heldout(corpus: Corpus, length: int) -> None:
     if len(corpus.heldout) < length + 1:
         raise DataError(
             f"data {corpus.name!r} has {len(corpus.heldout)} held-out bytes; length={length} needs "
-            f"{length + 1}; give more text or a smaller length"
+            f"{length + 1}; give more text"
         )
 
 

@@ -31,6 +31,7 @@ from atoll.recipes.muon import (
     make_muon,
 )
 from atoll.recipes.schedule import rate_factor, rewarm_factor
+from atoll.train.learner import interrupted_by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +219,7 @@ def leaving(learner: Learner) -> Iterator[None]:
         learner.close(f"diverged: {error}")
         raise
     except BaseException as error:
-        learner.close(f"interrupted: {type(error).__name__}")
+        learner.close(interrupted_by(type(error)))
         raise
 
 

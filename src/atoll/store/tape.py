@@ -28,6 +28,7 @@ _encoder = msgspec.json.Encoder()
 _decoders = {name: msgspec.json.Decoder(kind) for name, kind in KINDS.items()}
 
 
+RESCUE = "restore the file from a copy; what was merged is not in it, and `atoll pull RUN --to DIR` still reads that"
 QUIET_S = 10.0
 """A tape that was written to in so many seconds has a writer."""
 
@@ -88,18 +89,20 @@ def read_tape(path: Path, start_bytes: int = 0, first: int | None = 0) -> Iterat
             except msgspec.DecodeError as error:
                 if not file.read(1):
                     return
-                raise RunError(f"{path} is damaged at byte {stop}: {error}") from error
+                raise RunError(f"{path} is damaged at byte {stop} ({error}); {RESCUE}") from error
             if expected is not None and i != expected:
-                raise RunError(f"{path} jumps from line {expected - 1} to {i} at byte {stop}; lines are missing")
+                missing = f"{path} jumps from line {expected - 1} to {i} at byte {stop}: lines are missing"
+                raise RunError(f"{missing}; {RESCUE}")
             expected = i + 1
             stop += len(line)
             yield Entry(i, kind, record, stop)
 
 
 def is_written(path: Path) -> bool:
-    """Whether a syncer that lives has this tape open. True where that cannot be known."""
+    """Whether a syncer that lives has this tape open, or is about to. True where that cannot be known."""
     # A network file system may keep locks of other machines to itself; what they write is seen.
-    return is_claimed(path) or time.time() - path.stat().st_mtime < QUIET_S
+    newest = path if path.exists() else path.parent
+    return (path.exists() and is_claimed(path)) or time.time() - newest.stat().st_mtime < QUIET_S
 
 
 class Tape:

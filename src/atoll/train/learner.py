@@ -103,8 +103,7 @@ def join(
     address = address or os.environ.get("ATOLL_ADDRESS") or DEFAULT_ADDRESS
     name = name or os.environ.get("ATOLL_NAME") or default_name()
     check_reach(address, bulk_address, timeout_s=timeout_s, name_wait_s=name_wait_s)
-    if not NAME_PATTERN.fullmatch(name):
-        raise ConfigError(f"name={name[:80]!r} must be 1 to {NAME_LENGTH_MAX} letters, digits, '.', '_' or '-'")
+    check_name(name)
     load_token()
     setup = Setup(
         address=address,
@@ -116,6 +115,17 @@ def join(
         name_wait_ns=int(name_wait_s * 1e9),
     )
     return JoinedLearner(model, setup, timeout_s + name_wait_s, on_event)
+
+
+def interrupted_by(kind: type[BaseException] | None) -> str:
+    """Why a learner leaves before the end, for the tape and for people."""
+    return "interrupted" if kind is None or kind is KeyboardInterrupt else f"interrupted: {kind.__name__}"
+
+
+def check_name(name: str) -> None:
+    """ConfigError where no learner can be called so."""
+    if not NAME_PATTERN.fullmatch(name):
+        raise ConfigError(f"name={name[:80]!r} must be 1 to {NAME_LENGTH_MAX} letters, digits, '.', '_' or '-'")
 
 
 def check_reach(address: str, bulk_address: str | None, **waits_s: float) -> None:
@@ -225,7 +235,7 @@ class JoinedLearner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close("interrupted" if kind is None else f"interrupted: {kind.__name__}")
+        self.close(interrupted_by(kind))
 
     # ------------------------------------------------------------ joining
 

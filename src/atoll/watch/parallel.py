@@ -62,15 +62,24 @@ def fold_parallel(settings: Mapping[str, Any], logs: Mapping[str, Sequence[StepR
     view.run_id, view.mode = str(settings["run_id"]), str(settings["mode"])
     sums: dict[str, tuple[int, float]] = {}
     last = max(logs, default="")
+    began_ns = first_step_ns(next(iter(logs.values()), ()))
+    for name in sorted(logs) if began_ns is not None else ():
+        view.feed(MemberLine(began_ns, name, 1, "joining", "ready", "first step"))
+        view.feed(ReportLine(began_ns, name, 1, 0, 0, 0.0, 0))
     for name, row in sorted(((n, r) for n, rows in logs.items() for r in rows), key=lambda pair: pair[1].t_ns):
-        if name not in sums:
-            view.feed(MemberLine(row.t_ns, name, 1, "joining", "ready", "first step"))
         tokens, loss_sum = sums.get(name, (0, 0.0))
         sums[name] = tokens + row.tokens, loss_sum + row.tokens * row.loss
         view.feed(ReportLine(row.t_ns, name, 1, row.step, *sums[name], row.step))
         if name == last:  # one point per step: its ranks have logged the same loss
             view.history.loss(row.t_ns, view.tokens, view.loss_sum)
     return view
+
+
+def first_step_ns(rows: Sequence[StepRow]) -> int | None:
+    """When a rank's first step began, if it took as long as the others: a log tells when steps end."""
+    if not rows:
+        return None
+    return rows[0].t_ns - (rows[-1].t_ns - rows[0].t_ns) // max(1, len(rows) - 1)
 
 
 def recent_loss(rows: Sequence[StepRow]) -> float | None:

@@ -21,10 +21,12 @@ class Follower:
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / "tape.jsonl"
         if not run_dir.is_dir():
-            raise RunError(f"directory {run_dir} does not exist; give the directory of a run")
+            what = "is a file" if run_dir.exists() else "does not exist"
+            raise RunError(f"directory {str(run_dir)!r} {what}; give the directory of a run")
         if not self._path.is_file():
-            parallel = "; a run of mode=data-parallel has none, and `atoll report` shows it"
-            raise RunError(f"directory {run_dir} has no tape.jsonl; give that of a run with a syncer{parallel}")
+            if read_settings(run_dir).get("mode") == DATA_PARALLEL:
+                raise RunError(f"run {run_dir} is of mode={DATA_PARALLEL}, without a syncer; use `atoll report` for it")
+            raise RunError(f"run {run_dir} {not_begun(self._path)}")
         self._stop_bytes = 0
         self._next = 0
 
@@ -52,8 +54,15 @@ def fold_run(run_dir: Path) -> RunView:
     view = RunView()
     Follower(run_dir).follow_into(view.feed, view)
     if view.run is None:
-        raise RunError(f"the tape of {run_dir} is empty: the run has not begun; try again later")
+        raise RunError(f"run {run_dir} {not_begun(run_dir / 'tape.jsonl')}")
     return view
+
+
+def not_begun(tape: Path) -> str:
+    """What to say of a run without a line on its tape."""
+    if is_written(tape):
+        return "has not begun: its tape is empty; try again later"
+    return "broke off before it began: its syncer is gone; start another"
 
 
 def read_run(run_dir: Path) -> RunView:

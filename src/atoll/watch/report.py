@@ -134,9 +134,16 @@ def compare(runs: Sequence[Compared]) -> str:
     """The page of several runs, overlaid."""
     cards = [
         Card("Loss over tokens", _captions(runs), _overlaid(runs, "tokens"), wide=True),
-        Card("Loss over time", "The same against the clock.", _overlaid(runs, "time"), wide=True),
+        Card("Loss over time", f"The same against the clock{_since(runs)}.", _overlaid(runs, "time"), wide=True),
     ]
     return page("Atoll: runs compared", f'<div class="grid">{comparison(runs)}{"".join(map(card, cards))}</div>')
+
+
+def _since(runs: Sequence[Compared]) -> str:
+    """From when, where that differs."""
+    parallel = {run.view.mode == DATA_PARALLEL for run in runs}
+    told = f", which starts with the syncer and in {DATA_PARALLEL} with the first step"
+    return told if len(parallel) > 1 else ""
 
 
 def _captions(runs: Sequence[Compared]) -> str:

@@ -55,8 +55,8 @@ def summarise(
         "participation": participation(view),
         "blocked_s": timers_s(view, BLOCK_CAUSES, without=COPY_CAUSES),
         "copy_s": timers_s(view, COPY_CAUSES, without=None),
-        "step_max_s": max((life.end.step_ns_max for life in ended(view)), default=0) / SECOND_NS,
-        "gap_max_s": max((life.end.gap_ns_max for life in ended(view)), default=0) / SECOND_NS,
+        "step_max_s": longest_s(life.end.step_ns_max for life in ended(view)),
+        "gap_max_s": longest_s(life.end.gap_ns_max for life in ended(view)),
         "training_uptime": ratio(view.stepping.length / SECOND_NS, report_span_s(view)),
         "merge_uptime": merge_uptime(view),
         "train_loss": view.recent.mean,
@@ -78,6 +78,12 @@ def ratio(part: float, whole: float) -> float | None:
 def seconds(start_ns: int | None, stop_ns: int | None) -> float:
     """0.0 where one of them never came."""
     return 0.0 if start_ns is None or stop_ns is None else (stop_ns - start_ns) / SECOND_NS
+
+
+def longest_s(times_ns: Iterable[int]) -> float | None:
+    """None where there is none: no life has ended, and only its end tells."""
+    longest_ns = max(times_ns, default=None)
+    return None if longest_ns is None else longest_ns / SECOND_NS
 
 
 def report_span_s(view: RunView) -> float:

@@ -75,11 +75,15 @@ def load_token(environ: Mapping[str, str] = os.environ) -> str:
     """The shared token from ATOLL_TOKEN, or from the file that ATOLL_TOKEN_FILE names; empty where neither is set."""
     token = environ.get("ATOLL_TOKEN", "")
     path = environ.get("ATOLL_TOKEN_FILE", "")
-    if not token and path:
+    if token.strip() and path:
+        raise ConfigError(f"ATOLL_TOKEN and ATOLL_TOKEN_FILE={path!r} are both set; unset one of them")
+    if path:
         try:
             token = Path(path).read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"ATOLL_TOKEN_FILE={path!r} cannot be read: {error}; give a readable file") from error
+        if not token.strip():
+            raise ConfigError(f"ATOLL_TOKEN_FILE={path!r} is empty; put the token into it, or unset it")
     token = token.strip()
     if len(token) > TOKEN_LENGTH_MAX or not token.isascii() or not (token.isprintable() or not token):
         raise ConfigError(f"the token must be one line of at most {TOKEN_LENGTH_MAX} printable ASCII characters")
