@@ -178,17 +178,20 @@ class Workshop:
             payload_hash(data),
         )
         self._staged[action.piece] = staged
+        hashes = staged.theta_hash, staged.momentum_hash, staged.update_hash
+        if not finite:
+            return MergeDone(action.slot, False, *hashes, len(data), 0.0)
+        length = piece_norm(delta)
+        lengths = [None] * len(deltas) if norms is None else [norm_of(row) for row in norms]
         return MergeDone(
             action.slot,
-            finite,
-            staged.theta_hash,
-            staged.momentum_hash,
-            staged.update_hash,
+            True,
+            *hashes,
             len(data),
-            piece_norm(delta) if finite else 0.0,
-            tuple(cosine(each, delta) for each in deltas) if finite else (),
-            cosine(delta, state.momentum) if finite else None,
-            piece_norm(theta - state.theta) if finite else 0.0,
+            length,
+            tuple(cosine(each, delta, norm, length) for each, norm in zip(deltas, lengths, strict=True)),
+            cosine(delta, state.momentum, length),
+            piece_norm(theta - state.theta),
         )
 
     def commit(self, action: Commit, tape: Tape) -> Published:

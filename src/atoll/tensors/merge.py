@@ -36,8 +36,8 @@ from atoll.errors import ConfigError
 
 BLOCK_VALUES = 65_536
 # Work goes in bands of whole blocks: all of it is elementwise or within a block, so bands bound memory, not
-# bits.
-BAND_VALUES = 16 * BLOCK_VALUES
+# bits. What is worked on in fp64 stays in a cache of 2 MiB.
+BAND_VALUES = 4 * BLOCK_VALUES
 # Unit vectors that cancel leave the rounding of fp32 deltas, about 2**-24; phi would blow it up to full
 # length.
 CANCELLED_BELOW = 2.0**-20
@@ -101,8 +101,11 @@ def piece_norm(flat: Tensor) -> float:
 
 
 def is_finite(flat: Tensor) -> bool:
-    """True where no value is NaN or infinite. One pass: the largest magnitude is NaN where any value is."""
-    return math.isfinite(float(flat.abs().max())) if len(flat) else True
+    """True where no value is NaN or infinite. One pass: both bounds are NaN where any value is."""
+    if not len(flat):
+        return True
+    lowest, highest = torch.aminmax(flat)
+    return math.isfinite(float(lowest)) and math.isfinite(float(highest))
 
 
 def _weighted_sum(deltas: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
