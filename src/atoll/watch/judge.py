@@ -184,8 +184,8 @@ def _directions(view: RunView, whole: Window) -> Iterator[Finding]:
         yield Finding(
             "rda",
             f"contributions of two learners to one slot have a cosine of {whole.agreement:.2f}; RDA keeps their full "
-            f"length, and below {RDA_AGREEMENT_LEAST:g} much of it is noise. Where they train with Muon, `merge` average "
-            "was 1 to 5% better there; with AdamW it was 1% worse",
+            f"length, and below {RDA_AGREEMENT_LEAST:g} much of it is noise. Where they train with Muon, `merge` "
+            "average was 1 to 5% better there; with AdamW it was 1% worse",
         )
     if whole.follows is not None and whole.follows > FOLLOWS_MOST:
         yield Finding(
