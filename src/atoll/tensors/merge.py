@@ -36,8 +36,8 @@ from atoll.errors import ConfigError
 
 BLOCK_VALUES = 65_536
 # Work goes in bands of whole blocks: all of it is elementwise or within a block, so bands bound memory, not
-# bits. What is worked on in fp64 stays in a cache of 2 MiB.
-BAND_VALUES = 4 * BLOCK_VALUES
+# bits.
+BAND_VALUES = 16 * BLOCK_VALUES
 # Unit vectors that cancel leave the rounding of fp32 deltas, about 2**-24; phi would blow it up to full
 # length.
 CANCELLED_BELOW = 2.0**-20

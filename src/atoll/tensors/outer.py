@@ -21,6 +21,6 @@ def nesterov(
     """
     mu_32 = torch.tensor(mu, dtype=torch.float32)
     lr_32 = torch.tensor(lr, dtype=torch.float32)
-    momentum_new = torch.mul(momentum, mu_32).add_(delta)
-    step = torch.mul(momentum_new, mu_32).add_(delta).mul_(lr_32)
-    return torch.sub(theta, step, out=step), momentum_new
+    momentum_new = torch.add(torch.mul(momentum, mu_32), delta)
+    step = torch.mul(torch.add(delta, torch.mul(momentum_new, mu_32)), lr_32)
+    return torch.sub(theta, step), momentum_new
