@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from atoll.cli.main import main
+from tests.watch.worlds import equal, tape_of, world, write_tape
 
 TEXT = "the quick brown fox jumps over the lazy dog\n"
 
@@ -129,7 +130,7 @@ def test_a_port_in_use_is_named(here, capsys, command):
 
 def test_syncer__bad_input(here, capsys):
     assert "min_ready" in refused(capsys, "syncer", "--run", "run", "--min-ready", "0")
-    told = "quorum=3 is above min_ready=1; give --min-ready 3 or more"
+    told = "quorum=3 must be between 1 and min_ready=1"
     assert told in refused(capsys, "syncer", "--run", "run", "--quorum", "3")
     ports = ["--listen", "127.0.0.1:7700", "--bulk-port", "7700"]
     told = "bulk_port=7700 is the port of listen='127.0.0.1:7700' too"
@@ -195,6 +196,19 @@ def test_evaluate_and_sample__of_what_is_no_run(here, capsys):
     assert 'load_file("run/model/model.safetensors")' in told
     (here / "run" / "model" / "manifest.json").write_text("{")
     assert "cannot be read" in refused(capsys, "sample", "run")
+
+
+def test_evaluate__of_a_run_with_a_tape_and_no_model__says_what_became_of_it(here, capsys):
+    lines = tape_of(world(equal(2), steps=24))
+    running = lines[: len(lines) // 2]
+    run = write_tape(here / "run", running)
+    (run / "run.toml").write_text('run_id = "r"\n')
+    assert "has no model: it goes on and writes it at its end; `atoll pull RUN" in refused(capsys, "evaluate", "run")
+    os.utime(run / "tape.jsonl", (1, 1))
+    told = refused(capsys, "evaluate", "run")
+    assert "has no model: it broke off: its syncer was killed, or its machine; `atoll pull RUN --to DIR` saves" in told
+    write_tape(run, lines)
+    assert "has no model: it ended before anything was merged" in refused(capsys, "evaluate", "run")
 
 
 def test_command_line__unknown_command_help_and_version(capsys):

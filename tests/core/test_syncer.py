@@ -10,7 +10,6 @@ from atoll.core import events as ev
 from atoll.core.layout import TensorSpec
 from atoll.core.machine import Average
 from atoll.core.messages import (
-    Declare,
     Fate,
     FinalRound,
     Leave,
@@ -47,6 +46,7 @@ def test_hello__generation_is_epoch_times_2_to_32_plus_n_and_on_the_tape_before_
         ({"protocol": 99}, "protocol", "protocol 99"),
         ({"run_id": "other"}, "run", "'other'"),
         ({"fingerprint": "x", "tensors": (TensorSpec("t0", (11,), "float32"),)}, "layout", "t0 float32[10]"),
+        ({"fingerprint": "x", "tensors": ()}, "layout", "join with the model of the run (--model)"),
         ({"generation": 77}, "replaced", "ended or was replaced"),
     ],
 )
@@ -371,7 +371,6 @@ def test_warning__the_same_single_learner_fills_slot_after_slot() -> None:
 def test_timings_travel_to_the_books() -> None:
     bench = Bench()
     bench.join("a")
-    from atoll.core.messages import Leave, Timings
 
     timings = Timings((("parameters", 5),), 10, 3, 4)
     bench.say("a", Report(bench.counters(2)))
@@ -443,30 +442,6 @@ def test_liveness__one_that_was_silent_on_a_stream_that_holds_is_told_what_it_mi
     assert bench.told("a", Pace)[-1].slot == 1
 
 
-def in_the_last_round() -> Bench:
-    """Two learners; the only regular slot is merged, and both are asked for what they have left."""
-    bench = Bench(learners=2, steps=2)
-    bench.join("a")
-    bench.join("b")
-    for name in ("a", "b"):
-        bench.arrive(name, bench.announce(name, 1, 1, steps=2))
-        bench.report(name, 2)
-    return bench
-
-
-def test_overslept__a_syncer_that_stood_still_in_the_finish_gives_everyone_the_time_that_it_took() -> None:
-    bench = in_the_last_round()
-    assert bench.told("a", FinalRound)
-    bench.now_ns += 60 * S
-    bench.feed(ev.Overslept(60 * S))
-    bench.pass_ns(1 * S)
-    assert len(bench.core.roster.present()) == 2
-    assert bench.core.finish.phase == "final"
-    bench.now_ns += 60 * S
-    bench.feed(ev.Wake())
-    assert bench.core.finish.phase == "over"
-
-
 @pytest.mark.parametrize("gap_ns", [3 * S, 9 * S])
 def test_pace__reports_that_queued_up_while_the_syncer_stood_still_make_no_burst_of_slots(gap_ns: int) -> None:
     """Hazard 41 with open streams: all that was said in the outage arrives within a millisecond."""
@@ -493,62 +468,6 @@ def test_pace__reports_that_queued_up_while_the_syncer_stood_still_make_no_burst
     after = bench.written(QuorumLine)[before:]
     assert 6 <= len(after) <= 9
     assert after[-1].step_ns == pytest.approx(step_ns, rel=0.05), "the burst says nothing of anybody's speed"
-
-
-def test_stop__a_regular_announcement_that_comes_late_is_not_taken_for_one_of_the_last_round() -> None:
-    """A stop makes slots N+1..N+P the last round; learners name them as regular ones until they hear of it."""
-    bench = Bench(learners=2, fragments=2, interval=4, grace_factor=0.0)
-    bench.join("a")
-    bench.join("b")
-    bench.report("a", 2)
-    bench.report("b", 2)
-    bench.feed(ev.StopRequested())
-    assert bench.core.finish.phase == "final"
-    late = bench.announce("a", 1, 2, steps=3)
-    assert late.slot > bench.core.slots.last
-    assert [f.reason for f in bench.told("a", Fate)] == ["the run is ending"]
-
-
-def test_stop__before_the_first_slot_the_books_of_all_are_closed__of_those_away_too() -> None:
-    bench = Bench(learners=3)
-    bench.join("a")
-    bench.join("b")
-    bench.report("b", 5)
-    bench.feed(ev.StreamClosed(bench.streams["b"]))
-    bench.feed(ev.StopRequested())
-    assert {e.name for e in bench.written(LifeEndLine)} == {"a", "b"}
-
-
-@pytest.mark.parametrize("how", ["left", "here", "away"])
-@pytest.mark.parametrize("complete", [False, True])
-def test_stop__before_the_first_slot_what_was_announced_gets_its_fate_too(how: str, complete: bool) -> None:
-    """Books close only once nothing is on its way: a learner that had left had no end on the tape."""
-    bench = Bench(learners=3)
-    bench.join("a")
-    message = bench.announce("a", 1, 1, steps=2)
-    if complete:
-        bench.arrive("a", message)
-    if how == "left":
-        bench.say("a", Leave("interrupted", bench.counters(2), Timings()))
-    if how == "away":
-        bench.feed(ev.StreamClosed(bench.streams["a"]))
-    bench.feed(ev.StopRequested())
-    assert [(f.seq, f.fate) for f in bench.written(FateLine)] == [(1, "missed")]
-    (end,) = bench.written(LifeEndLine)
-    assert end.lost == (200, 200), "a token-piece of each piece"
-    assert any(isinstance(a, ev.Discard) for a in bench.actions), "its bytes are freed"
-
-
-def test_finish__a_short_cut_in_the_last_round_is_no_death() -> None:
-    bench = in_the_last_round()
-    assert bench.told("b", FinalRound)
-    bench.feed(ev.StreamClosed(bench.streams["b"]))
-    bench.feed(ev.Received(bench.streams["a"], Declare()))
-    assert bench.core.finish.phase == "final", "b may yet come back"
-    bench.now_ns += 6 * S
-    bench.feed(ev.Wake())
-    assert bench.core.finish.phase in ("finished", "over")
-    assert any("did not wait longer for b" in a.text for a in bench.actions if isinstance(a, ev.Notice))
 
 
 def test_roster__those_long_away_make_room_for_newcomers() -> None:

@@ -10,9 +10,9 @@ from atoll.core.config import RunConfig
 from atoll.errors import ConfigError
 from atoll.launch.check import resolve_fragments
 from atoll.launch.cores import shares, thread_environment
-from atoll.launch.local import prepare
 from atoll.launch.options import LocalOptions, as_told
 from atoll.launch.plan import Method, listen_address, method_settings, slow_factors, steps_of
+from atoll.launch.prepare import prepare
 from atoll.launch.processes import Patience, describe_exit
 
 
@@ -30,6 +30,16 @@ def test_defaults__of_the_merge_go_with_the_inner_optimizer(words, merge, tmp_pa
     options = LocalOptions(run=tmp_path / "run", data=(str(text),), **words)
     assert prepare(options, {}).config.merge == merge
     assert as_told(options).get("merge") == words.get("merge")
+
+
+def test_listen__without_a_token_nobody_else_can_join_and_it_is_said_before(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the atoll is a ring of islands\n" * 3000)
+    told = "no ATOLL_TOKEN is set: none but this run's own learners can reach its syncer; set it before the run"
+    free, token = "127.0.0.1:0", {"ATOLL_TOKEN": "x"}
+    for listen, environ, warned in ((free, {}, True), (free, token, False), (None, {}, False)):
+        plan = prepare(LocalOptions(run=tmp_path / "run", data=(str(text),), listen=listen), environ)
+        assert (told in plan.notes) == warned
 
 
 def test_defaults__are_those_of_the_issue():

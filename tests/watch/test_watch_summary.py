@@ -234,8 +234,8 @@ def test_console__a_life_that_ends_is_said_at_once_and_that_nobody_is_left():
     console = ConsoleLines()
     for record in list(tape())[:9]:
         console.feed(record)
-    left = MemberLine(3 * SECOND, "a", A, "ready", "ended", "interrupted: OSError")
-    assert console.feed(left) == ["learner a has left (interrupted: OSError)"]
+    left = MemberLine(3 * SECOND, "a", A, "ready", "ended", "interrupted: KeyboardInterrupt")
+    assert console.feed(left) == ["learner a has left (interrupted: KeyboardInterrupt)"]
     assert console.feed(MemberLine(4 * SECOND, "b", B, "ready", "away", "silent")) == [
         "learner b is lost (silent)",
         "no learner is left; waiting for one to join",

@@ -23,23 +23,19 @@ class Compare:
     """The file."""
 
 
-def resolved(runs: Sequence[Path]) -> set[Path]:
-    """The directories that are meant."""
-    return {run.resolve() for run in runs}
-
-
 def main(argv: Sequence[str]) -> int:
     """0 where the page is written."""
     options = parse(Compare, "compare", argv)
     if len(options.runs) < 2:
         raise ConfigError("compare takes two runs or more; `atoll report RUN` shows one")
-    twice = next((run for i, run in enumerate(options.runs) if run.resolve() in resolved(options.runs[:i])), None)
-    if twice is not None:
-        raise ConfigError(f"run {str(twice)!r} is given twice; give each run once")
+    paths = [run.resolve() for run in options.runs]
+    alike = [str(run) for run, path in zip(options.runs, paths, strict=True) if paths.count(path) > 1]
+    if alike:
+        raise ConfigError(f"run {alike[-1]!r} is given twice; give each run once")
     from atoll.store.evals import read_evals
     from atoll.watch.read import read_run
 
-    names = [run.resolve().name for run in options.runs]
+    names = [path.name for path in paths]
     unique = names if len(set(names)) == len(names) else [str(run) for run in options.runs]
     page = pages()
     found = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -82,13 +81,12 @@ def main(argv: Sequence[str]) -> int:
     """0 when the run is over."""
     options = parse(LearnerCommand, "learner", argv)
     from atoll.errors import ConfigError, RunOverError
-    from atoll.recipes.loop import TrainConfig, default_inner, train
+    from atoll.recipes.loop import TrainConfig, check_slow, default_inner, train
     from atoll.train.learner import check_name, check_reach, default_name
 
     if not 1 <= options.index <= options.of:
         raise ConfigError(f"index={options.index} must be between 1 and of={options.of}")
-    if not 1 <= options.slow_factor < math.inf:
-        raise ConfigError(f"slow_factor={options.slow_factor} must be at least 1 (1 is full speed)")
+    check_slow("slow_factor", options.slow_factor)
     check_reach(options.address, options.bulk_address, timeout_s=options.timeout_s)
     cores = os.cpu_count() or 1
     if not 1 <= options.threads <= cores:

@@ -85,10 +85,10 @@ def _why_no_model(run: Path, *, parallel: bool) -> str:
     tape = run / "tape.jsonl"
     if not tape.exists():
         return f"it {not_begun(tape)}"
-    phase = fold_run(run).phase
-    if phase == BROKEN_OFF:
-        return "it broke off, its syncer is gone; `atoll pull RUN --to DIR` saves what was merged"
-    if phase == "over":
+    view = fold_run(run)
+    if view.phase == BROKEN_OFF:
+        return f"it broke off: {view.end_reason}"
+    if view.phase == "over":
         return "it ended before anything was merged; start another"
     return "it goes on and writes it at its end; `atoll pull RUN --to DIR` saves what is merged so far"
 

@@ -47,11 +47,9 @@ def main(argv: Sequence[str]) -> int:
     if options.min_ready < 1:
         raise ConfigError(f"min_ready={options.min_ready} must be at least 1")
     host, port = listen_address(options.listen)
-    if options.quorum is not None and options.quorum > options.min_ready:
-        raise ConfigError(
-            f"quorum={options.quorum} is above min_ready={options.min_ready}; give --min-ready {options.quorum} or more"
-        )
-    settings = method_settings(options, steps=options.steps, learners=options.min_ready, run_id=new_run_id())
+    settings = method_settings(
+        options, steps=options.steps, learners=options.min_ready, run_id=new_run_id(), counted_as="min_ready"
+    )
     if port and port == options.bulk_port:
         raise ConfigError(f"bulk_port={port} is the port of listen={options.listen!r} too; give another, or 0")
     check_run_dir(options.run)

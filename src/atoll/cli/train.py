@@ -31,7 +31,8 @@ def main(argv: Sequence[str]) -> int:
 def train_apart(options: Train) -> int:
     """Learners and a syncer."""
     from atoll.cli.closing import close_run, closing_lines
-    from atoll.launch.local import LocalRun, prepare
+    from atoll.launch.local import LocalRun
+    from atoll.launch.prepare import prepare
 
     plan = prepare(options)
     for note in plan.notes:

@@ -224,9 +224,9 @@ class Syncer:
             )
         if hello.fingerprint != self._layout.fingerprint:
             difference = first_difference(self._layout.tensors(), hello.tensors)
-            unlike = f"{difference}; join with the model of the run (--model)"
-            same = "the models' fingerprints differ; install the same version"
-            return Refuse("layout", unlike if difference else same)
+            if difference is None:
+                return Refuse("layout", "the models' fingerprints differ; install the same version")
+            return Refuse("layout", f"{difference}; join with the model of the run (--model)")
         member = self.roster.by_name(hello.name)
         if hello.generation:
             if member is None or member.life.generation != hello.generation:

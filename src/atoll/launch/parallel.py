@@ -22,17 +22,14 @@ from atoll.launch.local import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     KILL_WAIT_S,
-    LEARNERS_MAX,
     POLL_S,
     Outcome,
     Say,
-    asked_steps,
-    default_run_dir,
-    learners_of,
     write_recipe,
 )
 from atoll.launch.options import LocalOptions, as_told
 from atoll.launch.plan import check_run_dir, new_run_id
+from atoll.launch.prepare import LEARNERS_MAX, asked_steps, default_run_dir, learners_of
 from atoll.launch.processes import Child, Signals, describe_exit, write_pids
 from atoll.recipes.data import Corpus
 from atoll.recipes.loop import TrainConfig

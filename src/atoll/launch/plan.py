@@ -53,13 +53,18 @@ def new_run_id() -> str:
     return f"run-{secrets.token_hex(4)}"
 
 
-def method_settings(method: Method, *, steps: int, learners: int, run_id: str) -> dict[str, Any]:
-    """Fields of RunConfig, `fragments` only where it is decided. ConfigError where no model could make them work."""
+def method_settings(
+    method: Method, *, steps: int, learners: int, run_id: str, counted_as: str = "learners"
+) -> dict[str, Any]:
+    """Fields of RunConfig, `fragments` only where it is decided. ConfigError where no model could make them work.
+
+    counted_as: the option that says how many learners there are.
+    """
     choice("mode", method.mode, MODES)
     if not 1 <= steps <= STEPS_MAX:
         raise ConfigError(f"steps={steps} must be between 1 and {STEPS_MAX}")
     if method.quorum is not None and not 1 <= method.quorum <= learners:
-        raise ConfigError(f"quorum={method.quorum} must be between 1 and learners={learners}")
+        raise ConfigError(f"quorum={method.quorum} must be between 1 and {counted_as}={learners}")
     if method.quorum is not None and method.mode != "decoupled":
         raise ConfigError(f"quorum={method.quorum} does nothing in mode={method.mode}, which waits for all; omit it")
     diloco = method.mode == "diloco"

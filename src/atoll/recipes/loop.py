@@ -61,6 +61,12 @@ MERGE_BESIDE = {"adamw": "rda", "muon": "average"}
 """Default of `merge` for learners with this inner optimizer: what was better (docs/QUALITY.md)."""
 
 
+def check_slow(name: str, slow: float) -> None:
+    """ConfigError, by the name that its user knows it by, for a factor that is none."""
+    if not 1 <= slow < math.inf:
+        raise ConfigError(f"{name}={slow} must be at least 1 (1 is full speed)")
+
+
 def default_inner() -> str:
     """muon, where torch has it."""
     return "muon" if has_muon() else "adamw"
@@ -114,8 +120,7 @@ class TrainConfig:
             raise ConfigError(f"model={self.model!r} is unknown; use one of {', '.join(MODELS)}")
         if not -SEED_MAX <= self.seed <= SEED_MAX:
             raise ConfigError(f"seed={self.seed} must be between {-SEED_MAX} and {SEED_MAX}")
-        if not 1 <= self.slow < math.inf:
-            raise ConfigError(f"slow={self.slow} must be at least 1 (1 is full speed)")
+        check_slow("slow", self.slow)
         for name in ("batch", "length", "threads", "learners"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -157,9 +157,12 @@ class Workshop:
             keep_contribution(directory, life, announce, payload, self._config.payload, digest)
 
     def merge(
-        self, action: Merge, payloads: Sequence[Payload], norms: Sequence[Sequence[float]] | None = None
+        self, action: Merge, payloads: Sequence[Payload], norms: Sequence[Sequence[float]]
     ) -> MergeDone:
-        """Delta = -sent per input, merged, then the outer step; the result is staged until it is committed."""
+        """Delta = -sent per input, merged, then the outer step; the result is staged until it is committed.
+
+        norms: per input, of each tensor, as `check_contribution` found them.
+        """
         piece = self._layout.pieces[action.piece]
         state = self._states[action.piece]
         assert state.version == action.base, f"piece {piece.index} is at {state.version}, not {action.base}"
@@ -182,14 +185,13 @@ class Workshop:
         if not finite:
             return MergeDone(action.slot, False, *hashes, len(data), 0.0)
         length = piece_norm(delta)
-        lengths = [None] * len(deltas) if norms is None else [norm_of(row) for row in norms]
         return MergeDone(
             action.slot,
             True,
             *hashes,
             len(data),
             length,
-            tuple(cosine(each, delta, norm, length) for each, norm in zip(deltas, lengths, strict=True)),
+            tuple(cosine(each, delta, norm_of(own), length) for each, own in zip(deltas, norms, strict=True)),
             cosine(delta, state.momentum, length),
             piece_norm(theta - state.theta),
         )

@@ -101,8 +101,9 @@ def read_tape(path: Path, start_bytes: int = 0, first: int | None = 0) -> Iterat
 def is_written(path: Path) -> bool:
     """Whether a syncer that lives has this tape open, or is about to. True where that cannot be known."""
     # A network file system may keep locks of other machines to itself; what they write is seen.
-    newest = path if path.exists() else path.parent
-    return (path.exists() and is_claimed(path)) or time.time() - newest.stat().st_mtime < QUIET_S
+    known = path.exists()
+    written_s = (path if known else path.parent).stat().st_mtime
+    return (known and is_claimed(path)) or time.time() - written_s < QUIET_S
 
 
 class Tape:

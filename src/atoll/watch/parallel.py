@@ -62,8 +62,10 @@ def fold_parallel(settings: Mapping[str, Any], logs: Mapping[str, Sequence[StepR
     view.run_id, view.mode = str(settings["run_id"]), str(settings["mode"])
     sums: dict[str, tuple[int, float]] = {}
     last = max(logs, default="")
-    began_ns = first_step_ns(next(iter(logs.values()), ()))
-    for name in sorted(logs) if began_ns is not None else ():
+    if not any(logs.values()):
+        return view
+    began_ns = min(first_step_ns(rows) for rows in logs.values() if rows)
+    for name in sorted(logs):
         view.feed(MemberLine(began_ns, name, 1, "joining", "ready", "first step"))
         view.feed(ReportLine(began_ns, name, 1, 0, 0, 0.0, 0))
     for name, row in sorted(((n, r) for n, rows in logs.items() for r in rows), key=lambda pair: pair[1].t_ns):
@@ -75,10 +77,8 @@ def fold_parallel(settings: Mapping[str, Any], logs: Mapping[str, Sequence[StepR
     return view
 
 
-def first_step_ns(rows: Sequence[StepRow]) -> int | None:
+def first_step_ns(rows: Sequence[StepRow]) -> int:
     """When a rank's first step began, if it took as long as the others: a log tells when steps end."""
-    if not rows:
-        return None
     return rows[0].t_ns - (rows[-1].t_ns - rows[0].t_ns) // max(1, len(rows) - 1)
 
 
