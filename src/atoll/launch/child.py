@@ -1,4 +1,4 @@
-"""A process that a launcher starts: `python -m atoll.launch.child PARENT_PID SPEC`, SPEC as JSON.
+"""A process that a launcher starts (runtime.children) with PARENT_PID SPEC, SPEC as JSON.
 
 It dies with its parent, keeps to its cores, and says how it ended by its exit status.
 """
@@ -118,8 +118,8 @@ ROLES = {"syncer": run_syncer, "learner": run_learner, "rank": run_rank, "evalua
 
 def main(argv: list[str]) -> int:
     """The exit status: 0 as it should, 2 an error for people, 3 diverged, 4 another rank was lost, 130 interrupted."""
-    die_with_parent(int(argv[1]))
-    spec = json.loads(argv[2])
+    die_with_parent(int(argv[2]))
+    spec = json.loads(argv[3])
     pin(tuple(spec.get("cores", ())))
     try:
         return ROLES[spec["role"]](spec)

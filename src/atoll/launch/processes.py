@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from atoll.runtime.children import python_command
 from atoll.store.files import write_atomic
 
 LOG_TAIL_BYTES = 4096
@@ -68,7 +68,7 @@ class Child:
         self.log.parent.mkdir(exist_ok=True)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "atoll.launch.child", str(os.getpid()), json.dumps(self.spec)],
+                python_command("atoll.launch.child", str(os.getpid()), json.dumps(self.spec)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

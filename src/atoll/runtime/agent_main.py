@@ -1,4 +1,4 @@
-"""Entry of the agent process: `python -m atoll.runtime.agent_main SOCKET_FD MEMORY_FD PARENT_PID`. No torch."""
+"""Entry of the agent process: runtime.children starts it with SOCKET_FD MEMORY_FD PARENT_PID. No torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    socket_fd, memory_fd, parent = map(int, sys.argv[1:4])
+    socket_fd, memory_fd, parent = map(int, sys.argv[2:5])
     from atoll.errors import AtollError
     from atoll.runtime.agent import AgentDriver
     from atoll.runtime.scheduling import yield_to_training

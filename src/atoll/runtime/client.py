@@ -10,25 +10,16 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import time
 import weakref
-from pathlib import Path
 from typing import Any
 
-import atoll
 from atoll.errors import RunError
+from atoll.runtime.children import python_command
 from atoll.runtime.memory import SharedMemory, create_file
 from atoll.runtime.pipe import AgentCost, Pipe, PipeError, Setup
 
 EXIT_WAIT_S = 5.0
-
-
-def _environment() -> dict[str, str]:
-    """The agent must import the same atoll, wherever this one was found."""
-    root = str(Path(atoll.__file__).resolve().parent.parent)
-    before = os.environ.get("PYTHONPATH", "")
-    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{before}" if before else root}
 
 
 class AgentClient:
@@ -42,13 +33,11 @@ class AgentClient:
         self.cost: AgentCost | None = None
         self._pid = os.getpid()
         with theirs:
-            command = [sys.executable, "-m", "atoll.runtime.agent_main"]
             numbers = [str(theirs.fileno()), str(memory_fd), str(self._pid)]
             self.process = subprocess.Popen(
-                command + numbers,
+                python_command("atoll.runtime.agent_main", *numbers),
                 pass_fds=(theirs.fileno(), memory_fd),
                 stdin=subprocess.DEVNULL,
-                env=_environment(),
             )
         _close_in_children(self)
         self.pipe.send(setup)
