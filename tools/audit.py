@@ -55,13 +55,21 @@ def rda(deltas, shares):
     return torch.zeros(len(d)) if length < CANCELLED else (d * (m / length)).float()
 
 def merge(deltas, weights, layout, method):
+    """Of the tensors of a layout that the deltas have: those after them are buffers."""
     shares, parts, start = [w / add(weights) for w in weights], [], 0
     for _, size, averaged in layout:
         cut = [d[start : start + size] for d in deltas]
+        if start == len(deltas[0]):
+            break
         plain = method == "average" or averaged
         parts.append(weighted_sum(cut, shares).float() if plain else rda(cut, shares))
         start += size
     return torch.cat(parts)
+
+def payload_digest(theta, trained, payload):
+    """Parameters in the payload's format, buffers in fp32."""
+    parts = theta[:trained].to(payload).view(torch.uint8), theta[trained:].view(torch.uint8)
+    return digest(torch.cat(parts))
 
 def nesterov(theta, momentum, delta, lr, mu):
     lr, mu = torch.tensor([lr, mu], dtype=torch.float32)
@@ -77,6 +85,7 @@ class Run:
         self.run, self.set = self.lines[0], self.lines[0]["settings"]
         must(self.run["kind"] == "runline" and self.run["schema"] == 1, "the tape does not begin with schema 1")
         self.P, self.s = self.set["fragments"], self.set["interval"] // self.set["fragments"]
+        self.trained = self.run["piece_sizes"]
         self.last = next((x["slot"] for x in self.kind("phaseline") if x["phase"] == "draining"), None)
         if not self.kind("startline") and any(x["phase"] == "over" for x in self.kind("phaseline")):
             raise OSError("it was stopped before its first slot, and nothing was merged")
@@ -91,7 +100,8 @@ def redo_merges(run):
     kept, payload = run.dir / "contributions", {"bf16": torch.bfloat16, "fp32": torch.float32}[run.set["payload"]]
     seeds = [read_tensors(kept / f"version-0/piece-{p:04d}.safetensors")[0]["theta"] for p in range(run.P)]
     theta, momentum = list(seeds), [torch.zeros_like(t) for t in seeds]
-    must([digest(t.to(payload)) for t in theta] == run.kind("seedline")[0]["update_hashes"], "version 0 differs")
+    told = run.kind("seedline")[0]["update_hashes"]
+    must([payload_digest(t, n, payload) for t, n in zip(theta, run.trained)] == told, "version 0 differs")
     version, slot_of, seen, made, merged = [(1, 0)] * run.P, [0] * run.P, set(), [], defaultdict(int)
     for line in run.kind("slotline"):
         slot, p = line["slot"], line["piece"]
@@ -103,12 +113,16 @@ def redo_merges(run):
             continue
         ids = [(m["name"], m["generation"]) for m in line["merged"]]
         must(ids == sorted(set(ids)), f"slot {slot}: inputs are not in id order")
-        deltas = [-check_input(run, kept, slot, p, m, version[p][1] - 1, payload, seen) for m in line["merged"]]
+        n, weights = run.trained[p], [m["weight"] for m in line["merged"]]
+        sent = [check_input(run, kept, slot, p, m, version[p][1] - 1, payload, seen) for m in line["merged"]]
         for m in line["merged"]:
             merged[m["name"], m["generation"], p] += m["c_tokens"]
-        delta = merge(deltas, [m["weight"] for m in line["merged"]], run.run["layout"][p], run.set["merge"])
-        theta[p], momentum[p] = nesterov(theta[p], momentum[p], delta, run.set["outer_lr"], run.set["outer_momentum"])
-        redone = (digest(theta[p]), digest(momentum[p]), digest(theta[p].to(payload)))
+        delta = merge([-flat for flat, _ in sent], weights, run.run["layout"][p], run.set["merge"])
+        lr, mu, old = run.set["outer_lr"], run.set["outer_momentum"], momentum[p]
+        stepped, buf = nesterov(theta[p][:n], old[:n], delta, lr, mu)
+        buffers = weighted_sum([held for _, held in sent], [w / add(weights) for w in weights]).float()
+        theta[p], momentum[p] = torch.cat((stepped, buffers)), torch.cat((buf, old[n:]))
+        redone = (digest(theta[p]), digest(momentum[p]), payload_digest(theta[p], n, payload))
         told = (line["theta_hash"], line["momentum_hash"], line["update_hash"])
         must(redone == told, f"slot {slot} piece {p}: the merge gives {redone}, the tape says {told}")
         made.append((slot, p, version[p]))
@@ -123,21 +137,25 @@ def check_input(run, kept, slot, p, m, base_n, payload, seen):
     path = kept / f"slot-{slot:08d}" / f"{m['name']}-{m['generation']}-{m['seq']}.safetensors"
     tensors, meta = read_tensors(path)
     sent, head = tensors["sent"], json.loads(meta["contribution"])["announce"]
-    must(sent.dtype == payload and digest(sent) == m["hash"], f"{path}: bytes do not match the tape")
+    held = tensors.get("buffers", torch.zeros(0))
+    whole = torch.cat((sent.view(torch.uint8), held.view(torch.uint8)))
+    must(sent.dtype == payload and digest(whole) == m["hash"], f"{path}: bytes do not match the tape")
     told = {"piece": p, "slot": slot, **{k: m[k] for k in ("seq", "anchor", "own_step", "c_steps", "c_tokens")}}
     must({k: head[k] for k in told} == told, f"{path}: header {head} does not match the tape")
     must(m["weight"] == m["c_tokens"] * (m["c_tokens"] / m["c_steps"]) > 0, f"{path}: weight is wrong")
     must(0 <= base_n - m["anchor"][1] <= run.set["stale_max"], f"{path}: anchor {m['anchor']} is stale")
     key, flat = (m["name"], m["generation"], m["seq"]), sent.float()
-    must(key not in seen and bool(torch.isfinite(flat).all()), f"{path}: merged twice or not finite")
+    finite = bool(torch.isfinite(flat).all() and torch.isfinite(held).all())
+    must(key not in seen and finite, f"{path}: merged twice or not finite")
     seen.add(key)
     close(norm(flat), m["norm"], f"{path}: norm")
-    return flat
+    return flat, held
 
 def check_model(run, theta, version):
     tensors, _ = read_tensors(run.dir / "model/model.safetensors")
     manifest = json.loads((run.dir / "model/manifest.json").read_text())
-    must(len(tensors) == sum(map(len, run.run["layout"])), "model/ has other tensors than the layout")
+    floats = sum(tensor.is_floating_point() for tensor in tensors.values())
+    must(floats == sum(map(len, run.run["layout"])), "model/ has other tensors than the layout")
     for p, rows in enumerate(run.run["layout"]):
         flat = torch.cat([tensors[name].reshape(-1) for name, _, _ in rows])
         must(digest(flat) == digest(theta[p]), f"model/ differs from the merges in piece {p}")

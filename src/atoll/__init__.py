@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "join"]
+__all__ = ["__version__", "join", "load"]
 
 
 def __getattr__(name: str) -> Any:
@@ -16,4 +16,8 @@ def __getattr__(name: str) -> Any:
         from atoll.train.learner import join
 
         return join
+    if name == "load":
+        from atoll.train.load import load
+
+        return load
     raise AttributeError(f"module 'atoll' has no attribute {name!r}")

@@ -112,7 +112,7 @@ def test_it_imports_nothing_of_atoll_and_is_short() -> None:
     text = (ROOT / "tools" / "audit.py").read_text()
     assert "import atoll" not in text
     assert "from atoll" not in text
-    assert len(text.splitlines()) < 300
+    assert len(text.splitlines()) < 400
 
 
 @pytest.mark.parametrize(

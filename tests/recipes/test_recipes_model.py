@@ -9,7 +9,7 @@ from atoll.core.layout import BALANCE_MAX, largest_balanced_fragments, make_layo
 from atoll.errors import ConfigError
 from atoll.recipes.model import MODELS, ByteModel, Experts, ModelConfig, build_model, rotate
 from atoll.recipes.sample import sample
-from atoll.tensors.flat import specs_of
+from atoll.tensors.names import specs_of
 
 NANO = ModelConfig(layers=2, width=16, heads=2, hidden=24, context=12)
 

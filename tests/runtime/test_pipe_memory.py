@@ -85,7 +85,7 @@ def test_pipe__whose_other_end_is_closed__says_so() -> None:
 def test_memory__seen_from_both_sides() -> None:
     fd = create_file()
     ours, theirs = SharedMemory(fd), SharedMemory(os.dup(fd))
-    plan = make_plan((5000, 3), "bf16", PLACES)
+    plan = make_plan((10_000, 6), PLACES)
     assert plan.total_bytes == PAGE_BYTES * (1 + 3 + 1 + 3 * PLACES)
     ours.steps, ours.waiting = 7, True
     theirs.progress_bytes = 9

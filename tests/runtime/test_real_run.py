@@ -23,7 +23,7 @@ from atoll.runtime.options import SyncerOptions
 from atoll.runtime.pipe import Setup
 from atoll.runtime.syncer import serve
 from atoll.store.tape import read_tape
-from atoll.tensors.flat import specs_of
+from atoll.tensors.names import specs_of
 from atoll.train.learner import JoinedLearner
 
 SECOND_NS = 1_000_000_000

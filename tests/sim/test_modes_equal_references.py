@@ -17,7 +17,7 @@ from atoll.core.messages import Life
 from atoll.sim.plan import LearnerSpec
 from atoll.sim.world import World
 from atoll.study.bodies import ModelBody, TensorShop
-from atoll.tensors.flat import specs_of
+from atoll.tensors.names import specs_of
 
 SIZE, LEARNERS, TOKENS, RATE = 12, 3, 100, 0.05
 

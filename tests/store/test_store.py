@@ -223,12 +223,22 @@ def test_contribution__there_and_back(tmp_path) -> None:
     announce = Announce(3, 0, 7, Version(0, 1), 9, 2, 20, Counters(), 8)
     sent = torch.tensor([1.0, -2.0, 0.5, 3.0]).to(torch.bfloat16)
     payload = sent.view(torch.uint8).numpy().tobytes()
-    path = contributions.keep_contribution(tmp_path, Life("l1", 5), announce, payload, "bf16", "ab")
+    path = contributions.keep_contribution(tmp_path, Life("l1", 5), announce, payload, "bf16", "ab", len(payload))
     assert path == tmp_path / "slot-00000007" / "l1-5-3.safetensors"
     header, loaded = contributions.load_contribution(path)
     assert torch.equal(loaded, sent)
     assert header["announce"]["slot"] == 7
     assert header["hash"] == "ab"
+
+
+def test_contribution__with_buffers__keeps_both_parts(tmp_path) -> None:
+    announce = Announce(3, 0, 7, Version(0, 1), 9, 2, 20, Counters(), 6)
+    sent, held = torch.tensor([1.5]).to(torch.bfloat16), torch.tensor([1.0 + 2**-20])
+    payload = b"".join(t.view(torch.uint8).numpy().tobytes() for t in (sent, held))
+    path = contributions.keep_contribution(tmp_path, Life("l1", 5), announce, payload, "bf16", "ab", 2)
+    found = load_file(path)
+    assert torch.equal(found["sent"], sent)
+    assert torch.equal(found["buffers"], held)
 
 
 def test_seed__there_and_back(tmp_path) -> None:

@@ -11,8 +11,8 @@ from atoll.study.bodies import ModelBody
 from atoll.study.ideas import IDEAS, MomentumWarmUp, RdaByRow, TailAverage, by_row
 from atoll.study.trial import Trial, run_trial
 from atoll.tensors.codec import encode
-from atoll.tensors.flat import specs_of
 from atoll.tensors.merge import rda
+from atoll.tensors.names import specs_of
 from tests.study.test_trial import SETTINGS, SHORT
 
 

@@ -11,7 +11,8 @@ from torch import nn
 
 from atoll.core.layout import Piece, TensorSpec, make_layout
 from atoll.errors import ConfigError, LayoutError
-from atoll.tensors.flat import gather, parameters_by_name, scatter_, specs_of
+from atoll.tensors.flat import gather, scatter_
+from atoll.tensors.names import parameters_by_name, specs_of
 
 
 class Tied(nn.Module):

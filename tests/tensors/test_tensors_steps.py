@@ -13,8 +13,9 @@ from torch import nn
 
 from atoll.core.layout import Piece, TensorSpec, make_layout
 from atoll.tensors.codec import decode, encode
-from atoll.tensors.flat import gather, parameters_by_name, scatter_, specs_of
+from atoll.tensors.flat import gather, scatter_
 from atoll.tensors.merge import merge_piece
+from atoll.tensors.names import parameters_by_name, specs_of
 from atoll.tensors.outer import nesterov
 from atoll.tensors.take import displacement, overwrite, rebase, revert
 

@@ -18,8 +18,8 @@ from atoll.errors import RunError
 from atoll.launch.options import RECIPE_FILE
 from atoll.recipes.model import MODELS, ByteModel, build_model
 from atoll.store.rundir import read_settings
-from atoll.tensors.flat import specs_of
 from atoll.tensors.hashing import payload_hash
+from atoll.tensors.names import specs_of
 from atoll.watch.read import fold_run, not_begun
 from atoll.watch.view import BROKEN_OFF
 

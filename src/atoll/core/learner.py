@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.core.capture import CapturePlanner, PieceView
-from atoll.core.config import PAYLOAD_BYTES, RunConfig
+from atoll.core.config import RunConfig
 from atoll.core.events import (
     Capture,
     CaptureSeed,
@@ -96,7 +96,7 @@ class Learner:
         self._config = config
         self._name = name
         self._generation = generation
-        self._sizes_bytes = [size * PAYLOAD_BYTES[config.payload] for size in layout.piece_sizes]
+        self._sizes_bytes = layout.payload_sizes(config.payload)
         self._actions: list[LearnerAction] = []
         self._now_ns = 0
         self.state = LEARNER.initial

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from atoll.core.layout import TensorSpec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Life(NamedTuple):
@@ -71,6 +71,8 @@ class Hello:
     generation: int
     fingerprint: str
     tensors: tuple[TensorSpec, ...]
+    extra: str = ""
+    """What else must agree, in the user's words; part of the fingerprint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,8 @@ class Welcome:
     """waiting | running | draining | final | finished"""
     merged: tuple[Merged, ...]
     """Per piece, for this receiver (R6)."""
+    constants: tuple[tuple[str, bytes], ...] = ()
+    """Integer tensors of version 0 by name (R29), for a new life."""
 
 
 @dataclass(frozen=True, slots=True)

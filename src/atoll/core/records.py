@@ -23,11 +23,13 @@ class RunLine:
     settings: dict[str, str | int | float]
     fingerprint: str
     piece_sizes: tuple[int, ...]
-    """Values per piece."""
+    """Trained values per piece."""
     versions: dict[str, str]
     """Of Atoll, torch, Python. Filled in by the driver."""
     layout: tuple[tuple[tuple[str, int, bool], ...], ...]
     """Per piece, its tensors in order: (name, values, averaged)."""
+    buffer_sizes: tuple[int, ...] = ()
+    """Per piece, how many values at its end are buffers (R29); empty: none anywhere."""
 
 
 @dataclass(frozen=True, slots=True)

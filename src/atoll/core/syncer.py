@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from atoll.core.config import LEARNERS_MAX, PAYLOAD_BYTES, RunConfig
+from atoll.core.config import LEARNERS_MAX, RunConfig
 from atoll.core.context import Context
 from atoll.core.contributions import Contribution, weight_is_valid
 from atoll.core.events import (
@@ -224,6 +224,9 @@ class Syncer:
             )
         if hello.fingerprint != self._layout.fingerprint:
             difference = first_difference(self._layout.tensors(), hello.tensors)
+            if difference is None and hello.extra != self._layout.extra:
+                ours, theirs = self._layout.extra, hello.extra
+                difference = f"fingerprint_extra is {ours!r} in the run and {theirs!r} at the learner"
             if difference is None:
                 return Refuse("layout", "the models' fingerprints differ; install the same version")
             return Refuse("layout", f"{difference}; join with the model of the run (--model)")
@@ -274,6 +277,7 @@ class Syncer:
                 self.slots.interval_ns,
                 self.finish.phase,
                 self.pieces.newest_merged(member.life),
+                () if resumed else tuple((tensor.name, tensor.value) for tensor in self._layout.constants),
             ),
         )
         if self.seeded:
@@ -414,7 +418,7 @@ class Syncer:
         """What only a broken peer can send; None if it is well formed."""
         if not 0 <= message.piece < self._config.fragments:
             return f"piece {message.piece} does not exist"
-        expected = self._layout.pieces[message.piece].size * PAYLOAD_BYTES[self._config.payload]
+        expected = self._layout.pieces[message.piece].payload_bytes(self._config.payload)
         if message.size_bytes != expected:
             return f"piece {message.piece} has {message.size_bytes} bytes instead of {expected}"
         if message.slot < 1 or self._config.piece_of(message.slot) != message.piece:

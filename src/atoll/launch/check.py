@@ -13,7 +13,7 @@ from atoll.recipes.data import Corpus, check_corpus, load_corpus
 from atoll.recipes.loop import TrainConfig
 from atoll.recipes.model import build_model
 from atoll.store.model import load_pieces
-from atoll.tensors.flat import specs_of
+from atoll.tensors.names import specs_of
 
 
 def resolve_fragments(settings: Mapping[str, Any], model: str) -> tuple[RunConfig, Layout]:

@@ -136,7 +136,7 @@ def run_evaluator(spec: dict[str, Any]) -> int:
     from atoll.recipes.data import load_corpus
     from atoll.recipes.evaluate import evaluate
     from atoll.recipes.model import build_model
-    from atoll.tensors.flat import specs_of
+    from atoll.tensors.names import specs_of
 
     torch.set_num_threads(1)
     run_dir, length, batches = Path(spec["run_dir"]), spec["length"], spec["batches"]

@@ -37,7 +37,7 @@ from atoll.recipes.model import build_model
 from atoll.store.files import write_atomic
 from atoll.store.rundir import to_toml
 from atoll.store.steps import StepLog, StepRow
-from atoll.tensors.flat import specs_of
+from atoll.tensors.names import specs_of
 
 MEANINGLESS = (
     "quorum", "fragments", "interval", "overlap", "merge", "take", "outer_lr", "outer_momentum", "keep_contributions",

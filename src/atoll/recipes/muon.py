@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from atoll.errors import ConfigError
-from atoll.tensors.flat import parameters_by_name, specs_of
+from atoll.tensors.names import parameters_by_name, specs_of
 
 MUON_LR = 0.02
 ADAMW_SHARE = 0.05

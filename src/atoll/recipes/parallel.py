@@ -34,7 +34,8 @@ from atoll.recipes.loop import (
 from atoll.recipes.model import build_model
 from atoll.recipes.schedule import rate_factor
 from atoll.store.model import export_model, load_pieces
-from atoll.tensors.flat import gather, parameters_by_name, scatter_, specs_of
+from atoll.tensors.flat import gather, scatter_
+from atoll.tensors.names import parameters_by_name, specs_of
 
 ANSWER_WAIT_S = 600
 """A rank that is silent for longer in the middle of a step is given up by the others."""

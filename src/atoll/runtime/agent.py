@@ -221,7 +221,7 @@ class AgentDriver:
         assert self._setup is not None
         setup = self._setup
         protocol = setup.protocol or PROTOCOL_VERSION
-        return Hello(protocol, self._run_id, setup.name, generation, setup.fingerprint, setup.tensors)
+        return Hello(protocol, self._run_id, setup.name, generation, setup.fingerprint, setup.tensors, setup.extra)
 
     def _welcomed(self, welcome: Welcome, bulk_port: int) -> None:
         """Before the machine sees it: shared memory as large as the layout says, a bulk channel, heartbeats."""
@@ -234,7 +234,7 @@ class AgentDriver:
         self._run_id = config.run_id
         if self._transfers is None:
             layout = make_layout(self._setup.tensors, config.fragments)
-            self._memory.grow(make_plan(layout.piece_sizes, config.payload, config.places))
+            self._memory.grow(make_plan(layout.payload_sizes(config.payload), config.places))
             self._transfers = Transfers(self._memory, self._token)
             self._start_cpu_ns = cpu_ns()
             self._beat_interval_s = config.heartbeat_interval_ns / 1e9

@@ -22,9 +22,8 @@ from atoll.core.messages import PROTOCOL_VERSION, Hello, Refuse
 from atoll.core.records import TAPE_SCHEMA, EpochLine, Record, RunLine
 from atoll.errors import AtollError, ConfigError, RunError
 from atoll.runtime.options import SyncerOptions
-from atoll.store.model import check_model_file, load_pieces
+from atoll.store.model import check_model_file, load_pieces, with_constants_of
 from atoll.store.rundir import Epoch, RunDir, open_rundir
-from atoll.tensors.codec import payload_bytes
 from atoll.wire.check import WireError, check_name
 
 
@@ -80,13 +79,16 @@ class Lobby:
         try:
             check_tensors(hello.tensors)
             config = RunConfig.from_dict({"fragments": self._fragments(hello), **self._settings})
-            layout = make_layout(hello.tensors, config.fragments)
-            init = None if self._options.init is None else load_pieces(self._options.init, layout)
+            layout = make_layout(hello.tensors, config.fragments, hello.extra)
+            init = None
+            if self._options.init is not None:
+                layout = with_constants_of(self._options.init, layout)
+                init = load_pieces(self._options.init, layout)
             self.rundir.write_settings(config.to_dict())
             self.rundir.write_layout(layout)
         except (AtollError, OSError) as error:
             return Refuse("layout", str(error))
-        sizes = tuple(payload_bytes(size, config.payload) for size in layout.piece_sizes)
+        sizes = layout.payload_sizes(config.payload)
         return Opened(config, layout, sizes, init, self._warnings(config, layout))
 
     def _stranger(self, hello: Hello) -> Refuse | None:
@@ -132,5 +134,6 @@ class Lobby:
                 tuple((tensor.name, tensor.size, tensor.averaged) for tensor in piece.tensors)
                 for piece in opened.layout.pieces
             ),
+            buffer_sizes=opened.layout.buffer_sizes,
         )
         return run, EpochLine(now_ns, epoch.number, epoch.holder)

@@ -17,8 +17,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.core.config import PAYLOAD_BYTES
-
 PAGE_BYTES = 4096
 _STEPS, _WAITING, _PROGRESS = 0, 1, 2
 
@@ -38,10 +36,9 @@ class Plan:
     total_bytes: int
 
 
-def make_plan(piece_sizes: Sequence[int], payload: str, places: int) -> Plan:
-    """Plan for pieces of so many values in the run's payload format, and so many staging places."""
-    width = PAYLOAD_BYTES[payload]
-    uploads = tuple(size * width for size in piece_sizes)
+def make_plan(upload_bytes: Sequence[int], places: int) -> Plan:
+    """Plan for pieces of so many bytes on the wire, and so many staging places."""
+    uploads = tuple(upload_bytes)
     offset = PAGE_BYTES
     upload_offsets = []
     for size in uploads:

@@ -16,7 +16,6 @@ from atoll.core.layout import Layout
 from atoll.core.messages import PROTOCOL_VERSION
 from atoll.errors import JoinError, NothingMergedError, SyncerGoneError
 from atoll.store.merged import MergedModel, MergedPiece, assemble
-from atoll.tensors.codec import payload_bytes
 from atoll.tensors.hashing import payload_hash
 from atoll.wire import atoll_pb2 as pb
 from atoll.wire import channel as wire_channel
@@ -94,7 +93,7 @@ class NetworkReader:
 
     def _fetch(self, wait_s: float, is_known: Callable[[str, list[Any]], bool] | None) -> tuple[Any, bool]:
         assert self._layout is not None
-        sizes = [payload_bytes(piece.size, self._payload) for piece in self._layout.pieces]
+        sizes = list(self._layout.payload_sizes(self._payload))
         request = pb.FetchRequest(run_id=self.run_id, have=self._hashes, wait_ns=int(wait_s * 1e9))
         with grpc.insecure_channel(self._bulk, options=wire_channel.BULK_OPTIONS) as channel:
             fetch = channel.unary_stream(

@@ -40,6 +40,7 @@ class Setup:
     name: str
     fingerprint: str
     tensors: tuple[TensorSpec, ...]
+    extra: str = ""
     name_wait_ns: int = 0
     """How long a name that is in use is asked for again."""
     protocol: int = 0

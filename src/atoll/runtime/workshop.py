@@ -22,10 +22,10 @@ from atoll.store.contributions import keep_contribution, keep_seed
 from atoll.store.model import export_model
 from atoll.store.rundir import RunDir
 from atoll.store.tape import Tape
-from atoll.tensors.codec import decode, encode
+from atoll.tensors.codec import decode_piece, encode_piece
 from atoll.tensors.hashing import payload_hash
 from atoll.tensors.measure import cosine
-from atoll.tensors.merge import is_finite, merge_piece, norm_of, piece_norm, tensor_norms
+from atoll.tensors.merge import average, is_finite, merge_piece, norm_of, normalised, piece_norm, tensor_norms
 from atoll.tensors.outer import nesterov
 
 SEED_VERSION = Version(1, 0)
@@ -88,10 +88,10 @@ class Workshop:
         self._staged: dict[int, _Staged] = {}
 
     def _decode(self, payload: Payload, piece: int) -> Tensor:
-        return decode(payload, self._config.payload, self._layout.pieces[piece].size)
+        return decode_piece(payload, self._layout.pieces[piece], self._config.payload)
 
-    def _encode(self, theta: Tensor) -> memoryview:
-        return memoryview(encode(theta, self._config.payload).numpy()).cast("B")
+    def _encode(self, theta: Tensor, piece: int) -> memoryview:
+        return memoryview(encode_piece(theta, self._layout.pieces[piece], self._config.payload).numpy()).cast("B")
 
     # ------------------------------------------------------------ version 0
 
@@ -120,7 +120,7 @@ class Workshop:
             theta = self._seed[piece.index]
             momentum = torch.zeros_like(theta)
             state = _State(SEED_VERSION, theta, momentum)
-            data = self._encode(theta)
+            data = self._encode(theta, piece.index)
             head = CommitHead(
                 piece=piece.index,
                 version=SEED_VERSION,
@@ -144,34 +144,43 @@ class Workshop:
         if digest != seal:
             return Checked(digest, False, False, 0.0)
         # Squares of fp32 cannot overflow the fp64 of a norm: it is finite exactly where every value is.
-        flat = self._decode(payload, announce.piece)
-        norms = tuple(tensor_norms(flat, self._layout.pieces[announce.piece]))
+        flat, piece = self._decode(payload, announce.piece), self._layout.pieces[announce.piece]
+        norms = tuple(tensor_norms(flat, piece.parameters))
         norm = norm_of(norms)
-        finite = math.isfinite(norm)
+        finite = math.isfinite(norm) and is_finite(flat[piece.parameters.size :])
         return Checked(digest, True, finite, norm if finite else 0.0, norms)
 
     def keep(self, life: Life, announce: Announce, payload: Payload, digest: str) -> None:
         """Write a contribution that is merged now, where `keep` says so. OSError where the disk is full."""
         if self._keep:
             directory = self._rundir.contributions
-            keep_contribution(directory, life, announce, payload, self._config.payload, digest)
+            trained_bytes = self._layout.pieces[announce.piece].parameters.payload_bytes(self._config.payload)
+            keep_contribution(directory, life, announce, payload, self._config.payload, digest, trained_bytes)
 
     def merge(
         self, action: Merge, payloads: Sequence[Payload], norms: Sequence[Sequence[float]]
     ) -> MergeDone:
         """Delta = -sent per input, merged, then the outer step; the result is staged until it is committed.
 
-        norms: per input, of each tensor, as `check_contribution` found them.
+        Buffers are averaged by the same weights, with no outer step (R29).
+        norms: per input, of each parameter, as `check_contribution` found them.
         """
         piece = self._layout.pieces[action.piece]
         state = self._states[action.piece]
         assert state.version == action.base, f"piece {piece.index} is at {state.version}, not {action.base}"
-        deltas = [self._decode(payload, action.piece).neg_() for payload in payloads]
+        trained = piece.parameters.size
+        sent = [self._decode(payload, action.piece) for payload in payloads]
+        deltas = [each[:trained].neg_() for each in sent]
         weights = [entry.weight for entry in action.inputs]
-        delta = merge_piece(deltas, weights, piece, self._config.merge, norms)
+        delta = merge_piece(deltas, weights, piece.parameters, self._config.merge, norms)
+        before = _State(state.version, state.theta[:trained], state.momentum[:trained])
         lr, mu = self._config.outer_lr, self._config.outer_momentum
-        theta, momentum = nesterov(state.theta, state.momentum, delta, lr=lr, mu=mu)
-        data = self._encode(theta)
+        theta, momentum = nesterov(before.theta, before.momentum, delta, lr=lr, mu=mu)
+        step_norm = piece_norm(theta - before.theta)
+        if piece.buffers.tensors:
+            theta = torch.cat((theta, average([each[trained:] for each in sent], normalised(weights))))
+            momentum = torch.cat((momentum, state.momentum[trained:]))
+        data = self._encode(theta, action.piece)
         finite = is_finite(theta) and is_finite(momentum) and is_finite(self._decode(data, action.piece))
         staged = _Staged(
             _State(action.version, theta, momentum),
@@ -192,8 +201,8 @@ class Workshop:
             len(data),
             length,
             tuple(cosine(each, delta, norm_of(own), length) for each, own in zip(deltas, norms, strict=True)),
-            cosine(delta, state.momentum, length),
-            piece_norm(theta - state.theta),
+            cosine(delta, before.momentum, length),
+            step_norm,
         )
 
     def commit(self, action: Commit, tape: Tape) -> Published:

@@ -1,6 +1,6 @@
 """Kept contributions, so that every merge can be replayed (R18), and the pieces of version 0.
 
-contributions/slot-00000007/<name>-<generation>-<seq>.safetensors   "sent": [n] in its wire dtype
+contributions/slot-00000007/<name>-<generation>-<seq>.safetensors   "sent": [n] in its wire dtype; "buffers": fp32 [k]
 contributions/version-0/piece-0003.safetensors                      "theta": fp32 [n]
 """
 
@@ -33,14 +33,25 @@ def seed_path(directory: Path, piece: int) -> Path:
 
 
 def keep_contribution(
-    directory: Path, life: Life, announce: Announce, payload: bytes | bytearray, kind: str, payload_hash: str
+    directory: Path,
+    life: Life,
+    announce: Announce,
+    payload: bytes | bytearray,
+    kind: str,
+    payload_hash: str,
+    trained_bytes: int,
 ) -> Path:
-    """Write one contribution as received. `kind`: bf16 | fp32. Atomic, not synced: a replay may lack the last ones."""
+    """Write one contribution as received. `kind`: bf16 | fp32, of its first `trained_bytes`; buffers follow, where it
+    has any. Atomic, not synced: a replay may lack the last ones.
+    """
     path = contribution_path(directory, announce.slot, life, announce.seq)
     path.parent.mkdir(exist_ok=True)
-    sent = torch.frombuffer(bytearray(payload), dtype=torch.uint8).view(PAYLOADS[kind])
+    raw = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    tensors = {"sent": raw[:trained_bytes].view(PAYLOADS[kind])}
+    if len(raw) > trained_bytes:
+        tensors["buffers"] = raw[trained_bytes:].clone().view(torch.float32)
     header = {"life": life, "announce": announce, "payload": kind, "hash": payload_hash}
-    write_atomic(path, save({"sent": sent}, {"contribution": msgspec.json.encode(header).decode()}), sync=False)
+    write_atomic(path, save(tensors, {"contribution": msgspec.json.encode(header).decode()}), sync=False)
     return path
 
 

@@ -28,9 +28,10 @@ from atoll.core.messages import Version
 from atoll.errors import NothingMergedError, OvertakenError, RunError
 from atoll.store.commits import CommitHead, commit_paths, read_head, read_theta
 from atoll.store.files import write_atomic
+from atoll.store.model import constants_of
 from atoll.store.rundir import read_layout, read_settings
 from atoll.store.tape import is_written
-from atoll.tensors.codec import decode, encode
+from atoll.tensors.codec import decode_piece, encode_piece
 from atoll.tensors.hashing import payload_hash
 
 TRIES = 8
@@ -70,9 +71,10 @@ def assemble(run_id: str, layout: Layout, payload: str, pieces: Sequence[MergedP
     """A model of its published pieces. payload: bf16 | fp32."""
     tensors: dict[str, Tensor] = {}
     for piece, merged in zip(layout.pieces, pieces, strict=True):
-        flat = decode(merged.data, payload, piece.size)
+        flat = decode_piece(merged.data, piece, payload)
         for spec, start, stop in piece.offsets():
             tensors[spec.name] = flat[start:stop].view(spec.shape).to(getattr(torch, spec.dtype))
+    tensors |= constants_of(layout)
     return MergedModel(
         run_id=run_id,
         slot=max(merged.slot for merged in pieces),
@@ -215,7 +217,7 @@ class MergedReader:
                     f"{found.path} has {len(theta)} values, piece {index} of layout.json {size}: the directory "
                     "holds files of two layouts; pull from the directory of one run"
                 )
-            data = memoryview(encode(theta, self._payload).numpy()).cast("B")
+            data = memoryview(encode_piece(theta, layout.pieces[index], self._payload).numpy()).cast("B")
             return MergedPiece(head.version, head.slot, data)
         raise RunError(f"piece {index} of {self._path} has no intact commit: {'; '.join(reasons)}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from atoll.core.layout import Layout
+from atoll.core.layout import BUFFER, Layout, TensorSpec
 from atoll.core.messages import Version
 from atoll.errors import RunError
 from atoll.store.commits import tensor_hash
@@ -23,7 +24,8 @@ from atoll.tensors.hashing import payload_hash
 def export_model(
     directory: Path, run_id: str, layout: Layout, thetas: Sequence[Tensor], versions: Sequence[Version]
 ) -> Path:
-    """Write model.safetensors (fp32, canonical names and shapes, tied tensors once), then manifest.json with hashes.
+    """Write model.safetensors (fp32, canonical names and shapes, tied tensors once; integers as they are), then
+    manifest.json with hashes.
 
     thetas: one fp32 [piece.size] per piece.
     """
@@ -32,6 +34,7 @@ def export_model(
     for piece, theta in zip(layout.pieces, thetas, strict=True):
         for spec, start, stop in piece.offsets():
             tensors[spec.name] = theta[start:stop].view(spec.shape).contiguous()
+    tensors |= constants_of(layout)
     data = save(tensors, {"format": "pt", "run_id": run_id, "fingerprint": layout.fingerprint})
     write_atomic(directory / "model.safetensors", data)
     rows = zip(layout.pieces, thetas, versions, strict=True)
@@ -60,6 +63,33 @@ def load_pieces(path: Path, layout: Layout) -> list[Tensor]:
         raise RunError(f"init file {path} cannot be read: {' '.join(str(error).split())}") from error
 
 
+def constants_of(layout: Layout) -> dict[str, Tensor]:
+    """Integer tensors of version 0 by name (R29)."""
+    found = {}
+    for spec in layout.constants:
+        flat = torch.frombuffer(bytearray(spec.value), dtype=getattr(torch, spec.dtype))
+        found[spec.name] = flat.view(spec.shape)
+    return found
+
+
+def with_constants_of(path: Path, layout: Layout) -> Layout:
+    """The layout with the integers of a file, where that has them in the same shape and dtype. RunError as above."""
+    try:
+        with safe_open(os.fspath(path), framework="pt") as file:
+            names = set(file.keys())
+            return replace(layout, constants=tuple(_constant(file, names, spec) for spec in layout.constants))
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"init file {path} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def _constant(file, names: set[str], spec: TensorSpec) -> TensorSpec:  # type: ignore[no-untyped-def]
+    known = [name for name in (spec.name, *spec.aliases) if name in names]
+    found = file.get_tensor(known[0]) if known else None
+    if found is None or tuple(found.shape) != spec.shape or str(found.dtype) != f"torch.{spec.dtype}":
+        return spec
+    return replace(spec, value=found.contiguous().numpy().tobytes())
+
+
 def check_model_file(path: Path) -> None:
     """RunError where `path` is no safetensors file: seen before any learner waits for it."""
     try:
@@ -72,7 +102,8 @@ def check_model_file(path: Path) -> None:
 def _tensor(file, names: set[str], spec, path: Path) -> Tensor:  # type: ignore[no-untyped-def]
     known = [name for name in (spec.name, *spec.aliases) if name in names]
     if not known:
-        raise RunError(f"init file {path} lacks tensor {spec.describe()}")
+        remedy = "; save it too, or join with buffers='local'" if spec.kind == BUFFER else ""
+        raise RunError(f"init file {path} lacks tensor {spec.describe()}{remedy}")
     shape = tuple(file.get_slice(known[0]).get_shape())
     if shape != spec.shape:
         raise RunError(f"init file {path} has {known[0]!r} as {list(shape)}; the learners have {spec.describe()}")

@@ -48,6 +48,7 @@ class LayoutFile(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     fragments: int
     tensors: tuple[TensorSpec, ...]
+    extra: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,12 @@ class RunDir:
 
     def write_layout(self, layout: Layout) -> None:
         """Write layout.json: commit files hold flat pieces, and it alone tells names and shapes."""
-        file = LayoutFile(fingerprint=layout.fingerprint, fragments=len(layout.pieces), tensors=layout.tensors())
+        file = LayoutFile(
+            fingerprint=layout.fingerprint,
+            fragments=len(layout.pieces),
+            tensors=layout.tensors(),
+            extra=layout.extra,
+        )
         write_atomic(layout_file(self.path), msgspec.json.encode(file) + b"\n")
 
     def take_epoch(self) -> Epoch:
@@ -157,7 +163,7 @@ def read_layout(path: Path) -> Layout | None:
         if file.stat().st_size > LAYOUT_BYTES_MAX:
             raise RunError(f"{file} has {file.stat().st_size} bytes; at most {LAYOUT_BYTES_MAX} are read")
         found = msgspec.json.decode(file.read_bytes(), type=LayoutFile)
-        layout = make_layout(found.tensors, found.fragments)
+        layout = make_layout(found.tensors, found.fragments, found.extra)
     except FileNotFoundError:
         return None
     except RunError:

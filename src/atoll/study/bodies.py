@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from atoll.core.config import RunConfig
 from atoll.core.layout import Layout, Piece
 from atoll.core.messages import Announce
-from atoll.tensors.codec import decode, encode, payload_bytes
+from atoll.tensors.codec import decode, encode
 from atoll.tensors.merge import Method, merge_piece
 from atoll.tensors.outer import nesterov
 from atoll.train.pieces import Pieces
@@ -22,7 +22,7 @@ class Heap:
     """Buffers of one learner in ordinary memory (train.pieces.Buffers); one place, since an update is taken at once."""
 
     def __init__(self, layout: Layout, payload: str) -> None:
-        self._uploads = [bytearray(payload_bytes(piece.size, payload)) for piece in layout.pieces]
+        self._uploads = [bytearray(size) for size in layout.payload_sizes(payload)]
         self._place = bytearray(max(map(len, self._uploads)))
 
     def upload(self, piece: int) -> memoryview:

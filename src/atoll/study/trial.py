@@ -33,8 +33,8 @@ from atoll.sim.world import World
 from atoll.study.bodies import ModelBody, TensorShop
 from atoll.study.ideas import IDEAS, remember
 from atoll.study.tasks import Task, task_of
-from atoll.tensors.flat import specs_of
 from atoll.tensors.measure import cosine
+from atoll.tensors.names import specs_of
 
 METHODS = ("atoll", "data-parallel", "alone", "averaged-once")
 STEP_NS, JITTER = 100 * MS, 0.02

@@ -1,5 +1,7 @@
 """Payloads: how a flat fp32 piece becomes bytes.
 
+A piece (`encode_piece`): its parameters in the run's payload format, then its buffers in fp32, whatever that is (R29).
+
 `fp32`: four bytes a value, exact. `bf16`: two bytes a value, rounded to nearest, ties to even; what it costs
 is kept by the learner under rebase (protocol R20). Both little-endian, no header: size and hash travel in the
 message. A delta that must add up on both sides is `decode(encode(x))`, on the CPU (protocol R7, R17).
@@ -14,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.core.layout import Piece
 from atoll.errors import ConfigError
 
 PAYLOADS = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -68,3 +71,26 @@ def decode(buffer: Bytes, payload: str, size: int) -> Tensor:
     raw = torch.empty(size, dtype=dtype)
     raw.view(torch.uint8).numpy()[:] = source
     return raw.to(torch.float32)
+
+
+def encode_piece(flat: Tensor, piece: Piece, payload: str, out: Tensor | None = None) -> Tensor:
+    """fp32 [piece.size] -> uint8 [piece.payload_bytes(payload)], into `out` where given."""
+    trained = piece.parameters.size
+    if trained == piece.size:
+        return encode(flat, payload, out)
+    target = torch.empty(piece.payload_bytes(payload), dtype=torch.uint8, device="cpu") if out is None else out
+    cut = payload_bytes(trained, payload)
+    encode(flat[:trained], payload, target[:cut])
+    encode(flat[trained:], "fp32", target[cut:])
+    return target
+
+
+def decode_piece(buffer: Bytes, piece: Piece, payload: str) -> Tensor:
+    """Bytes -> fp32 [piece.size], on the CPU, in memory of its own."""
+    trained = piece.parameters.size
+    if trained == piece.size:
+        return decode(buffer, payload, piece.size)
+    source = buffer if isinstance(buffer, Tensor) else memoryview(buffer)
+    cut = payload_bytes(trained, payload)
+    parts = decode(source[:cut], payload, trained), decode(source[cut:], "fp32", piece.size - trained)
+    return torch.cat(parts)

@@ -1,64 +1,18 @@
-"""Between a model's parameters and a flat piece.
+"""Between a model's tensors and a flat piece.
 
-A flat piece is fp32, 1-D, on the CPU unless the caller gives another place: the tensors of the piece in name
-order, each row-major, end to end (`Piece.offsets`). Frozen parameters and buffers are not part of it.
+A flat piece is fp32, 1-D, on the CPU unless the caller gives another place: the tensors of the piece in its order, each
+row-major, end to end (`Piece.offsets`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from atoll.core.layout import Piece, TensorSpec, is_embedding_like
+from atoll.core.layout import Piece, TensorSpec
 from atoll.errors import ConfigError, LayoutError
-
-
-def _identity(parameter: Tensor) -> Hashable:
-    # Two Parameters over the same memory are tied as surely as one with two names; subclasses (DTensor) and
-    # meta tensors have no address to compare.
-    if type(parameter) is not nn.Parameter or parameter.device.type == "meta" or not parameter.numel():
-        return id(parameter)
-    return (parameter.data_ptr(), parameter.device, parameter.dtype, parameter.shape, parameter.stride())
-
-
-def _tied_groups(model: nn.Module) -> list[tuple[list[str], nn.Parameter]]:
-    """Trainable parameters with all their names, sorted; groups sorted by first name."""
-    groups: dict[Hashable, tuple[list[str], nn.Parameter]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if parameter.requires_grad:
-            groups.setdefault(_identity(parameter), ([], parameter))[0].append(name)
-    return sorted(((sorted(names), parameter) for names, parameter in groups.values()), key=lambda g: g[0][0])
-
-
-def _embedding_weights(model: nn.Module) -> set[Hashable]:
-    modules = (m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
-    return {_identity(module.weight) for module in modules}
-
-
-def specs_of(model: nn.Module) -> tuple[TensorSpec, ...]:
-    """The trainable tensors of `model`, sorted by name: what a layout is made of.
-
-    Tied tensors appear once, under the name that sorts first. `averaged` marks weights of nn.Embedding and
-    nn.EmbeddingBag with everything tied to them, and tensors with a name that says embedding or head.
-    """
-    embeddings = _embedding_weights(model)
-    return tuple(
-        TensorSpec(
-            name=names[0],
-            shape=tuple(parameter.shape),
-            dtype=str(parameter.dtype).removeprefix("torch."),
-            averaged=_identity(parameter) in embeddings or any(map(is_embedding_like, names)),
-            aliases=tuple(names[1:]),
-        )
-        for names, parameter in _tied_groups(model)
-    )
-
-
-def parameters_by_name(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Canonical name -> Parameter, for exactly the tensors of `specs_of(model)`."""
-    return {names[0]: parameter for names, parameter in _tied_groups(model)}
 
 
 def _parameter(params: Mapping[str, Tensor], spec: TensorSpec) -> Tensor:
@@ -86,7 +40,7 @@ def gather(params: Mapping[str, Tensor], piece: Piece, out: Tensor | None = None
 
     Parameters may live on any device in any float dtype; the cast to fp32 is exact for all but float64.
     """
-    flat = torch.empty(piece.size, dtype=torch.float32) if out is None else out
+    flat = torch.empty(piece.size, dtype=torch.float32, device="cpu") if out is None else out
     _check_flat(flat, piece)
     with torch.no_grad():
         for spec, start, stop in piece.offsets():

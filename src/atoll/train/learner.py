@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from atoll.core import events
-from atoll.core.config import RunConfig
-from atoll.core.layout import fingerprint, make_layout
+from atoll.core.config import RunConfig, choice
+from atoll.core.layout import EXTRA_LENGTH_MAX, TensorSpec, fingerprint, make_layout
 from atoll.core.learner import Learner
 from atoll.core.messages import Announce, Leave, Refuse, Report, Welcome
 from atoll.errors import (
@@ -44,7 +44,7 @@ from atoll.errors import (
 from atoll.runtime.client import AgentClient
 from atoll.runtime.memory import make_plan
 from atoll.runtime.pipe import AgentCost, Setup
-from atoll.tensors.flat import specs_of
+from atoll.tensors.names import BUFFERS, local_names, specs_of
 from atoll.train.losses import LossSum
 from atoll.train.pieces import Pieces, check_optimizers
 from atoll.train.timers import Timers
@@ -68,14 +68,23 @@ def default_name() -> str:
     return host[: NAME_LENGTH_MAX - len(tail)] + tail
 
 
-def warn_of_local_state(model: nn.Module) -> None:
-    """Only trainable parameters are exchanged; name what else the model holds."""
-    trained = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
-    local = sorted(set(model.state_dict()) - trained)
+def warn_of_local_state(model: nn.Module, tensors: tuple[TensorSpec, ...]) -> None:
+    """Name what the model holds and the run does not."""
+    local = local_names(model, tensors)
     if local:
         names = ", ".join(local[:3]) + (", ..." if len(local) > 3 else "")
-        told = "%d buffers or frozen parameters stay with this learner and are not in the merged model: %s"
+        told = "%d tensors stay with this learner and are not in the merged model (frozen, or local buffers): %s"
         _log.warning(told, len(local), names)
+
+
+def check_agreement(buffers: str, fingerprint_extra: str) -> None:
+    """ConfigError where what learners must agree on is not well-formed."""
+    choice("buffers", buffers, BUFFERS)
+    if len(fingerprint_extra) > EXTRA_LENGTH_MAX or not (fingerprint_extra.isprintable() or not fingerprint_extra):
+        raise ConfigError(
+            f"fingerprint_extra={fingerprint_extra[:40]!r} must be one printable line of at most {EXTRA_LENGTH_MAX} "
+            "characters"
+        )
 
 
 def join(
@@ -88,6 +97,8 @@ def join(
     bulk_address: str | None = None,
     timeout_s: float = 60.0,
     name_wait_s: float = 0.0,
+    buffers: str = "average",
+    fingerprint_extra: str = "",
     on_event: OnEvent | None = None,
 ) -> JoinedLearner:
     """Join the run at `address` (ATOLL_ADDRESS, else 127.0.0.1:7700); returns when the model holds its parameters.
@@ -95,11 +106,16 @@ def join(
     name: of this learner in the run (ATOLL_NAME, else host and process); `name_wait_s`: how long to ask again for one
     that is in use. run: the run's id, where only that run will do. bulk_address: HOST:PORT of the bulk service, where
     it is not on the syncer's host. timeout_s bounds all of it. The token comes from ATOLL_TOKEN or ATOLL_TOKEN_FILE.
+
+    buffers: what becomes of a BatchNorm's statistics and other floating-point buffers (R29): "average", they are part
+    of the run's model; "local", they stay with each learner. fingerprint_extra: any text that all learners must agree
+    on, for what shapes do not show, such as "relu, dropout 0.1".
     """
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     check_optimizers(model, optimizers)
-    warn_of_local_state(model)
-    tensors = specs_of(model)
+    check_agreement(buffers, fingerprint_extra)
+    tensors = specs_of(model, buffers)
+    warn_of_local_state(model, tensors)
     address = address or os.environ.get("ATOLL_ADDRESS") or DEFAULT_ADDRESS
     name = name or os.environ.get("ATOLL_NAME") or default_name()
     check_reach(address, bulk_address, timeout_s=timeout_s, name_wait_s=name_wait_s)
@@ -110,8 +126,9 @@ def join(
         bulk_address=bulk_address or "",
         run_id=run or "",
         name=name,
-        fingerprint=fingerprint(tensors),
+        fingerprint=fingerprint(tensors, fingerprint_extra),
         tensors=tensors,
+        extra=fingerprint_extra,
         name_wait_ns=int(name_wait_s * 1e9),
     )
     return JoinedLearner(model, setup, timeout_s + name_wait_s, on_event)
@@ -248,8 +265,9 @@ class JoinedLearner:
         self.generation = welcome.generation
         self.settings = RunConfig.from_dict(dict(welcome.settings))
         layout = make_layout(self._setup.tensors, self.settings.fragments)
-        self._client.memory.grow(make_plan(layout.piece_sizes, self.settings.payload, self.settings.places))
+        self._client.memory.grow(make_plan(layout.payload_sizes(self.settings.payload), self.settings.places))
         self._pieces = Pieces(model, layout, self.settings.payload, self._client.memory)
+        self._pieces.set_constants(dict(welcome.constants))
         self._machine = Learner(self.settings, layout, self.name, self.generation)
         self._handle(heard)
         self.progress_at_join = self._machine.progress

@@ -8,10 +8,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from atoll.core.layout import Layout
+from atoll.core.layout import Layout, Piece
 from atoll.errors import ConfigError
-from atoll.tensors.codec import decode, encode, payload_bytes
-from atoll.tensors.flat import gather, parameters_by_name, scatter_
+from atoll.tensors.codec import decode_piece, encode_piece
+from atoll.tensors.flat import gather, scatter_
+from atoll.tensors.names import ModelTensors, set_constants
 from atoll.tensors.take import displacement, overwrite, rebase, revert
 
 
@@ -29,26 +30,29 @@ class Pieces:
     """Moves pieces between a model and buffers.
 
     Per piece it keeps the anchor A, the bits as received. What was sent lies in the piece's upload buffer until the
-    contribution is settled.
+    contribution is settled. Buffers of the model (R29) travel as they are, not as differences: their average is then
+    one of honest statistics, whatever anchors the learners had; a sum of differences could make a variance negative.
     """
 
     def __init__(self, model: nn.Module, layout: Layout, payload: str, buffers: Buffers) -> None:
-        self._params = parameters_by_name(model)
+        self._tensors = ModelTensors(model)
         self._layout = layout
         self._payload = payload
         self._buffers = buffers
         self._anchors: dict[int, Tensor] = {}
-        self._device = _common_device(self._params)
 
     def _upload(self, piece: int) -> Tensor:
         return torch.frombuffer(self._buffers.upload(piece), dtype=torch.uint8)
 
     def _place(self, piece: int, place: int) -> Tensor:
-        size_bytes = payload_bytes(self._layout.pieces[piece].size, self._payload)
+        size_bytes = self._layout.pieces[piece].payload_bytes(self._payload)
         return torch.frombuffer(self._buffers.place(place, size_bytes), dtype=torch.uint8)
 
     def _decode(self, raw: Tensor, piece: int) -> Tensor:
-        return decode(raw, self._payload, self._layout.pieces[piece].size)
+        return decode_piece(raw, self._layout.pieces[piece], self._payload)
+
+    def _encode(self, flat: Tensor, piece: int, out: Tensor) -> None:
+        encode_piece(flat, self._layout.pieces[piece], self._payload, out)
 
     @property
     def anchored(self) -> set[int]:
@@ -60,38 +64,56 @@ class Pieces:
         return self._decode(self._anchors[piece], piece)
 
     def theta(self, piece: int) -> Tensor:
-        """The piece as it is now: fp32 on the CPU; from an accelerator in one copy."""
-        spec = self._layout.pieces[piece]
-        if self._device.type == "cpu":
-            return gather(self._params, spec)
-        flat = torch.empty(spec.size, dtype=torch.float32, device=self._device)
-        return gather(self._params, spec, flat).to("cpu")
+        """The piece as it is now: fp32 [P] on the CPU; from an accelerator in one copy, and one of its buffers."""
+        whole = self._layout.pieces[piece]
+        parts = [self._gathered(part) for part in (whole.parameters, whole.buffers) if part.tensors]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _gathered(self, part: Piece) -> Tensor:
+        device = self._device(part)
+        if device.type == "cpu":
+            return gather(self._tensors, part)
+        flat = torch.empty(part.size, dtype=torch.float32, device=device)
+        return gather(self._tensors, part, flat).to("cpu")
+
+    def _device(self, part: Piece) -> torch.device:
+        """Of all tensors of the part, where they have one in common."""
+        devices = {self._tensors[spec.name].device for spec in part.tensors}
+        return devices.pop() if len(devices) == 1 else torch.device("cpu")
 
     def _write(self, piece: int, flat: Tensor) -> None:
-        scatter_(self._params, self._layout.pieces[piece], flat.to(self._device))
+        whole, start = self._layout.pieces[piece], 0
+        for part in (whole.parameters, whole.buffers):
+            if part.tensors:
+                values = flat[start : start + part.size]
+                scatter_(self._tensors, part, values.to(self._device(part)))
+            start += part.size
 
     def capture(self, piece: int) -> None:
-        """sent = encode(theta - A), into the upload buffer."""
-        encode(displacement(self.theta(piece), self.anchor(piece)), self._payload, out=self._upload(piece))
+        """sent = encode(theta - A), and buffers as they are, into the upload buffer."""
+        theta, trained = self.theta(piece), self._layout.pieces[piece].parameters.size
+        change = displacement(theta[:trained], self.anchor(piece)[:trained])
+        self._encode(_joined(change, theta[trained:]), piece, self._upload(piece))
 
     def capture_seed(self) -> tuple[int, ...]:
         """Version 0: theta of every piece into the upload buffers; sizes in bytes."""
         sizes = []
         for piece in self._layout.pieces:
             buffer = self._upload(piece.index)
-            encode(self.theta(piece.index), self._payload, out=buffer)
+            self._encode(self.theta(piece.index), piece.index, buffer)
             sizes.append(len(buffer))
         return tuple(sizes)
 
     def take(self, piece: int, place: int, how: str, *, subtract_sent: bool) -> None:
-        """Take the update at `place`: adopt | overwrite | rebase. It becomes the anchor."""
+        """Take the update at `place`: adopt | overwrite | rebase. It becomes the anchor. Buffers become what came."""
         raw = self._place(piece, place)
-        anchor_new = self._decode(raw, piece)
+        anchor_new, trained = self._decode(raw, piece), self._layout.pieces[piece].parameters.size
         if how == "rebase":
-            sent = self._decode(self._upload(piece), piece) if subtract_sent else None
-            self._write(piece, rebase(self.theta(piece), self.anchor(piece), anchor_new, sent))
+            sent = self._decode(self._upload(piece), piece)[:trained] if subtract_sent else None
+            taken = rebase(self.theta(piece)[:trained], self.anchor(piece)[:trained], anchor_new[:trained], sent)
         else:
-            self._write(piece, overwrite(anchor_new))
+            taken = overwrite(anchor_new[:trained])
+        self._write(piece, _joined(taken, anchor_new[trained:]))
         if piece in self._anchors:
             self._anchors[piece].copy_(raw)
         else:
@@ -101,10 +123,13 @@ class Pieces:
         """theta = A: a contribution was refused."""
         self._write(piece, revert(self.anchor(piece)))
 
+    def set_constants(self, values: Mapping[str, bytes]) -> None:
+        """Integers of version 0 into the model."""
+        set_constants(self._tensors, values)
 
-def _common_device(params: Mapping[str, Tensor]) -> torch.device:
-    devices = {parameter.device for parameter in params.values()}
-    return devices.pop() if len(devices) == 1 else torch.device("cpu")
+
+def _joined(parameters: Tensor, buffers: Tensor) -> Tensor:
+    return torch.cat((parameters, buffers)) if len(buffers) else parameters
 
 
 def check_optimizers(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:

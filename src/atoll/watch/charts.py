@@ -235,7 +235,8 @@ class Charts:
         assert self.view.run is not None
         assert self.view.config is not None
         each = PAYLOAD_BYTES[self.view.config.payload]
-        sizes = [size * each for size in self.view.run.piece_sizes]
+        trained, buffers = self.view.run.piece_sizes, self.view.run.buffer_sizes or (0,) * self.view.pieces
+        sizes = [size * each + more * PAYLOAD_BYTES["fp32"] for size, more in zip(trained, buffers, strict=True)]
         for name, dash, count in (
             ("contributions to the syncer", "solid", lambda row: len(row.merged)),
             ("updates to learners", "dot", lambda row: row.ready if row.merged else 0),

@@ -23,18 +23,30 @@ class Merged(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., seq: _Optional[int] = ...) -> None: ...
 
 class TensorSpec(_message.Message):
-    __slots__ = ("name", "shape", "dtype", "averaged", "aliases")
+    __slots__ = ("name", "shape", "dtype", "averaged", "aliases", "kind", "value")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     AVERAGED_FIELD_NUMBER: _ClassVar[int]
     ALIASES_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
     name: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     dtype: str
     averaged: bool
     aliases: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., averaged: _Optional[bool] = ..., aliases: _Optional[_Iterable[str]] = ...) -> None: ...
+    kind: str
+    value: bytes
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., averaged: _Optional[bool] = ..., aliases: _Optional[_Iterable[str]] = ..., kind: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class Constant(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: bytes
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class Counters(_message.Message):
     __slots__ = ("steps", "tokens", "loss_sum", "overwritten", "lost")
@@ -115,20 +127,22 @@ class SyncerEnvelope(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., seed_request: _Optional[_Union[SeedRequest, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., fate: _Optional[_Union[Fate, _Mapping]] = ..., update_ready: _Optional[_Union[UpdateReady, _Mapping]] = ..., finishing: _Optional[_Union[Finishing, _Mapping]] = ..., final_round: _Optional[_Union[FinalRound, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., replaced: _Optional[_Union[Replaced, _Mapping]] = ..., more: _Optional[_Iterable[_Union[SyncerEnvelope, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "run_id", "name", "generation", "fingerprint", "tensors")
+    __slots__ = ("protocol", "run_id", "name", "generation", "fingerprint", "tensors", "extra")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: str
     name: str
     generation: int
     fingerprint: str
     tensors: _containers.RepeatedCompositeFieldContainer[TensorSpec]
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[str] = ..., name: _Optional[str] = ..., generation: _Optional[int] = ..., fingerprint: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ...) -> None: ...
+    extra: str
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[str] = ..., name: _Optional[str] = ..., generation: _Optional[int] = ..., fingerprint: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., extra: _Optional[str] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("counters", "timings", "sent_ns")
@@ -201,7 +215,7 @@ class Setting(_message.Message):
     def __init__(self, name: _Optional[str] = ..., text: _Optional[str] = ..., number: _Optional[int] = ..., real: _Optional[float] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("generation", "epoch", "resumed", "settings", "slot", "slot_interval_ns", "phase", "merged", "bulk_port")
+    __slots__ = ("generation", "epoch", "resumed", "settings", "slot", "slot_interval_ns", "phase", "merged", "bulk_port", "constants")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +225,7 @@ class Welcome(_message.Message):
     PHASE_FIELD_NUMBER: _ClassVar[int]
     MERGED_FIELD_NUMBER: _ClassVar[int]
     BULK_PORT_FIELD_NUMBER: _ClassVar[int]
+    CONSTANTS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     epoch: int
     resumed: bool
@@ -220,7 +235,8 @@ class Welcome(_message.Message):
     phase: str
     merged: _containers.RepeatedCompositeFieldContainer[Merged]
     bulk_port: int
-    def __init__(self, generation: _Optional[int] = ..., epoch: _Optional[int] = ..., resumed: _Optional[bool] = ..., settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., slot: _Optional[int] = ..., slot_interval_ns: _Optional[int] = ..., phase: _Optional[str] = ..., merged: _Optional[_Iterable[_Union[Merged, _Mapping]]] = ..., bulk_port: _Optional[int] = ...) -> None: ...
+    constants: _containers.RepeatedCompositeFieldContainer[Constant]
+    def __init__(self, generation: _Optional[int] = ..., epoch: _Optional[int] = ..., resumed: _Optional[bool] = ..., settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., slot: _Optional[int] = ..., slot_interval_ns: _Optional[int] = ..., phase: _Optional[str] = ..., merged: _Optional[_Iterable[_Union[Merged, _Mapping]]] = ..., bulk_port: _Optional[int] = ..., constants: _Optional[_Iterable[_Union[Constant, _Mapping]]] = ...) -> None: ...
 
 class Refuse(_message.Message):
     __slots__ = ("kind", "message")
@@ -403,20 +419,22 @@ class ObserveRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ...) -> None: ...
 
 class ObserveResult(_message.Message):
-    __slots__ = ("run_id", "bulk_port", "payload", "fragments", "fingerprint", "tensors")
+    __slots__ = ("run_id", "bulk_port", "payload", "fragments", "fingerprint", "tensors", "extra")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     BULK_PORT_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     bulk_port: int
     payload: str
     fragments: int
     fingerprint: str
     tensors: _containers.RepeatedCompositeFieldContainer[TensorSpec]
-    def __init__(self, run_id: _Optional[str] = ..., bulk_port: _Optional[int] = ..., payload: _Optional[str] = ..., fragments: _Optional[int] = ..., fingerprint: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ...) -> None: ...
+    extra: str
+    def __init__(self, run_id: _Optional[str] = ..., bulk_port: _Optional[int] = ..., payload: _Optional[str] = ..., fragments: _Optional[int] = ..., fingerprint: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., extra: _Optional[str] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("run_id", "have", "wait_ns")

@@ -39,6 +39,13 @@ def check_text(what: str, value: str, longest: int = TEXT_LENGTH_MAX) -> str:
     raise WireError(f"{what}={value[:80]!r} must be one printable line of at most {longest} characters")
 
 
+def check_blob(what: str, value: bytes, most: int) -> bytes:
+    """`value` if it has at most `most` bytes."""
+    if len(value) <= most:
+        return value
+    raise WireError(f"{what} has {len(value)} bytes; at most {most} are allowed")
+
+
 def check_hash(what: str, value: str) -> str:
     """`value` if it is empty or 32 hex digits."""
     if HASH_PATTERN.fullmatch(value):

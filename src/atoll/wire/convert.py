@@ -11,10 +11,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from atoll.core import messages as core
-from atoll.core.layout import DIMENSIONS_MAX, NAME_LENGTH_MAX, TENSORS_MAX, TensorSpec
+from atoll.core.layout import (
+    CONSTANTS_BYTES_MAX,
+    DIMENSIONS_MAX,
+    EXTRA_LENGTH_MAX,
+    NAME_LENGTH_MAX,
+    PARAMETER,
+    TENSORS_MAX,
+    TensorSpec,
+)
 from atoll.wire import atoll_pb2 as pb
 from atoll.wire.check import (
     WireError,
+    check_blob,
     check_count,
     check_finite,
     check_hash,
@@ -118,6 +127,8 @@ def tensor_to_wire(tensor: TensorSpec) -> pb.TensorSpec:
         dtype=tensor.dtype,
         averaged=tensor.averaged,
         aliases=tensor.aliases,
+        kind="" if tensor.kind == PARAMETER else tensor.kind,
+        value=tensor.value,
     )
 
 
@@ -130,6 +141,14 @@ def tensor_from_wire(message: pb.TensorSpec) -> TensorSpec:
         dtype=check_text("dtype", message.dtype, WORD_LENGTH_MAX),
         averaged=message.averaged,
         aliases=tuple(check_text("alias", alias, NAME_LENGTH_MAX) for alias in aliases),
+        kind=check_text("kind", message.kind, WORD_LENGTH_MAX) or PARAMETER,
+        value=check_blob("value", message.value, CONSTANTS_BYTES_MAX),
+    )
+
+
+def _constant_from_wire(message: pb.Constant) -> tuple[str, bytes]:
+    return check_text("tensor name", message.name, NAME_LENGTH_MAX), check_blob(
+        "value", message.value, CONSTANTS_BYTES_MAX
     )
 
 
@@ -168,6 +187,7 @@ def _hello_to_wire(m: core.Hello) -> pb.LearnerEnvelope:
         generation=m.generation,
         fingerprint=m.fingerprint,
         tensors=map(tensor_to_wire, m.tensors),
+        extra=m.extra,
     )
     return pb.LearnerEnvelope(hello=hello)
 
@@ -180,6 +200,7 @@ def _hello_from_wire(m: pb.Hello, pieces: int) -> core.Hello:
         generation=check_number("generation", m.generation),
         fingerprint=check_hash("fingerprint", m.fingerprint),
         tensors=tuple(map(tensor_from_wire, check_count("tensors", m.tensors, TENSORS_MAX))),
+        extra=check_text("extra", m.extra, EXTRA_LENGTH_MAX),
     )
 
 
@@ -299,6 +320,7 @@ def _welcome_to_wire(m: core.Welcome, bulk_port: int) -> pb.SyncerEnvelope:
         phase=m.phase,
         merged=map(merged_to_wire, m.merged),
         bulk_port=bulk_port,
+        constants=[pb.Constant(name=name, value=value) for name, value in m.constants],
     )
     return pb.SyncerEnvelope(welcome=welcome)
 
@@ -313,6 +335,7 @@ def _welcome_from_wire(m: pb.Welcome) -> core.Welcome:
         slot_interval_ns=check_number("slot_interval_ns", m.slot_interval_ns),
         phase=check_text("phase", m.phase, WORD_LENGTH_MAX),
         merged=tuple(map(merged_from_wire, check_count("merged", m.merged, PIECES_MAX))),
+        constants=tuple(map(_constant_from_wire, check_count("constants", m.constants, TENSORS_MAX))),
     )
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from atoll.core import messages as core
 from atoll.core.config import PAYLOADS
-from atoll.core.layout import TENSORS_MAX, Layout, make_layout
+from atoll.core.layout import EXTRA_LENGTH_MAX, TENSORS_MAX, Layout, make_layout
 from atoll.errors import AtollError
 from atoll.wire import atoll_pb2 as pb
-from atoll.wire.check import WireError, check_count, check_hash, check_name, check_number
+from atoll.wire.check import WireError, check_count, check_hash, check_name, check_number, check_text
 from atoll.wire.convert import (
     PIECES_MAX,
     PORT_MAX,
@@ -41,6 +41,7 @@ def observed_to_wire(run_id: str, bulk_port: int, payload: str, layout: Layout) 
         fragments=len(layout.pieces),
         fingerprint=layout.fingerprint,
         tensors=map(tensor_to_wire, layout.tensors()),
+        extra=layout.extra,
     )
 
 
@@ -53,8 +54,9 @@ def observed_from_wire(m: pb.ObserveResult) -> Observed:
         return Observed(run_id, port, "", None)
     if m.payload not in PAYLOADS or not port:
         raise WireError(f"payload={m.payload[:40]!r} and bulk_port={port} cannot be used")
+    extra = check_text("extra", m.extra, EXTRA_LENGTH_MAX)
     try:
-        layout = make_layout(tensors, check_number("fragments", m.fragments, PIECES_MAX))
+        layout = make_layout(tensors, check_number("fragments", m.fragments, PIECES_MAX), extra)
     except AtollError as error:
         raise WireError(str(error)) from error
     if layout.fingerprint != check_hash("fingerprint", m.fingerprint):
