@@ -17,7 +17,7 @@ from atoll.tensors.flat import gather, scatter_
 from atoll.tensors.merge import merge_piece
 from atoll.tensors.names import parameters_by_name, specs_of
 from atoll.tensors.outer import nesterov
-from atoll.tensors.take import displacement, overwrite, rebase, revert
+from atoll.tensors.take import displacement, overwrite, rebase, rebase_buffers, revert
 
 law = settings(deadline=None, derandomize=True)
 values = st.lists(st.floats(width=32, min_value=-1000, max_value=1000), min_size=20, max_size=20)
@@ -88,6 +88,18 @@ def test_overwrite_and_revert__are_copies_of_the_anchor(theta, anchor, anchor_ne
     for taken in (overwrite(new), revert(new)):
         assert torch.equal(taken, new)
         assert taken.data_ptr() != new.data_ptr()
+
+
+@law
+@given(values, values, values)
+def test_rebase_buffers__never_leaves_what_was_observed(theta, base, anchor_new):
+    t, b, n = vector(theta), vector(base), vector(anchor_new)
+    taken = rebase_buffers(t, b, n)
+    assert torch.equal(rebase_buffers(t, t, n), n), "nothing was observed since"
+    assert (taken >= torch.minimum(t, n)).all()
+    assert (taken <= torch.maximum(t, n)).all()
+    within = (n + (t - b) >= torch.minimum(t, n)) & (n + (t - b) <= torch.maximum(t, n))
+    assert torch.equal(taken[within], (n + (t - b))[within])
 
 
 @law

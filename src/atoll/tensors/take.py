@@ -32,6 +32,17 @@ def rebase(theta: Tensor, anchor: Tensor, anchor_new: Tensor, sent: Tensor | Non
     return torch.add(anchor_new, rest)
 
 
+def rebase_buffers(theta: Tensor, base: Tensor, anchor_new: Tensor) -> Tensor:
+    """A' + (theta - base), kept between A' and theta, value by value: statistics go on from where they are (R29).
+
+    base: what was sent, where A' contains it, else A: so what was observed since then is not forgotten, which a plain
+    A' would do at every update. Kept between, because a sum of differences can make a variance negative; A' is a mean
+    of honest statistics and theta is one.
+    """
+    moved = torch.add(anchor_new, torch.sub(theta, base))
+    return torch.maximum(torch.minimum(moved, torch.maximum(anchor_new, theta)), torch.minimum(anchor_new, theta))
+
+
 def revert(anchor: Tensor) -> Tensor:
     """theta' = A, r = 0: after a refusal (protocol R25) the work on this piece is lost."""
     return anchor.detach().clone()

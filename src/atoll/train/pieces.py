@@ -13,7 +13,7 @@ from atoll.errors import ConfigError
 from atoll.tensors.codec import decode_piece, encode_piece
 from atoll.tensors.flat import gather, scatter_
 from atoll.tensors.names import ModelTensors, set_constants
-from atoll.tensors.take import displacement, overwrite, rebase, revert
+from atoll.tensors.take import displacement, overwrite, rebase, rebase_buffers, revert
 
 
 class Buffers(Protocol):
@@ -31,7 +31,7 @@ class Pieces:
 
     Per piece it keeps the anchor A, the bits as received. What was sent lies in the piece's upload buffer until the
     contribution is settled. Buffers of the model (R29) travel as they are, not as differences: their average is then
-    one of honest statistics, whatever anchors the learners had; a sum of differences could make a variance negative.
+    one of honest statistics, whatever anchors the learners had.
     """
 
     def __init__(self, model: nn.Module, layout: Layout, payload: str, buffers: Buffers) -> None:
@@ -93,7 +93,8 @@ class Pieces:
         """sent = encode(theta - A), and buffers as they are, into the upload buffer."""
         theta, trained = self.theta(piece), self._layout.pieces[piece].parameters.size
         change = displacement(theta[:trained], self.anchor(piece)[:trained])
-        self._encode(_joined(change, theta[trained:]), piece, self._upload(piece))
+        whole = change if trained == len(theta) else torch.cat((change, theta[trained:]))
+        self._encode(whole, piece, self._upload(piece))
 
     def capture_seed(self) -> tuple[int, ...]:
         """Version 0: theta of every piece into the upload buffers; sizes in bytes."""
@@ -105,19 +106,24 @@ class Pieces:
         return tuple(sizes)
 
     def take(self, piece: int, place: int, how: str, *, subtract_sent: bool) -> None:
-        """Take the update at `place`: adopt | overwrite | rebase. It becomes the anchor. Buffers become what came."""
+        """Take the update at `place`: adopt | overwrite | rebase. It becomes the anchor."""
         raw = self._place(piece, place)
-        anchor_new, trained = self._decode(raw, piece), self._layout.pieces[piece].parameters.size
-        if how == "rebase":
-            sent = self._decode(self._upload(piece), piece)[:trained] if subtract_sent else None
-            taken = rebase(self.theta(piece)[:trained], self.anchor(piece)[:trained], anchor_new[:trained], sent)
-        else:
-            taken = overwrite(anchor_new[:trained])
-        self._write(piece, _joined(taken, anchor_new[trained:]))
+        anchor_new = self._decode(raw, piece)
+        taken = self._rebased(piece, anchor_new, subtract_sent) if how == "rebase" else overwrite(anchor_new)
+        self._write(piece, taken)
         if piece in self._anchors:
             self._anchors[piece].copy_(raw)
         else:
             self._anchors[piece] = raw.clone()
+
+    def _rebased(self, piece: int, anchor_new: Tensor, subtract_sent: bool) -> Tensor:
+        theta, anchor, cut = self.theta(piece), self.anchor(piece), self._layout.pieces[piece].parameters.size
+        sent = self._decode(self._upload(piece), piece) if subtract_sent else None
+        parameters = rebase(theta[:cut], anchor[:cut], anchor_new[:cut], None if sent is None else sent[:cut])
+        if cut == len(theta):
+            return parameters
+        base = anchor if sent is None else sent
+        return torch.cat((parameters, rebase_buffers(theta[cut:], base[cut:], anchor_new[cut:])))
 
     def revert(self, piece: int) -> None:
         """theta = A: a contribution was refused."""
@@ -126,10 +132,6 @@ class Pieces:
     def set_constants(self, values: Mapping[str, bytes]) -> None:
         """Integers of version 0 into the model."""
         set_constants(self._tensors, values)
-
-
-def _joined(parameters: Tensor, buffers: Tensor) -> Tensor:
-    return torch.cat((parameters, buffers)) if len(buffers) else parameters
 
 
 def check_optimizers(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
