@@ -12,13 +12,13 @@ from typing import Any
 
 from atoll.core.config import MODES, STEPS_MAX, RunConfig, choice
 from atoll.errors import ConfigError, RunError
+from atoll.wire.channel import parse_address
 
 INTERVAL = 24
 OVERLAP = 2
 FRAGMENTS = {"tiny": 8}
 """P by model where the layout's rule is not asked; it must divide the interval, else the rule decides."""
 START_WAIT_S = 120.0
-PORT_MAX = 65_535
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,11 +130,7 @@ def slow_factors(settings: Sequence[str], names: Sequence[str]) -> dict[str, flo
 
 def listen_address(text: str) -> tuple[str, int]:
     """HOST:PORT -> (host, port); port 0: any free one."""
-    host, colon, port = text.rpartition(":")
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not bare or not port.isdigit() or int(port) > PORT_MAX or (":" in bare and bare == host):
-        raise ConfigError(f"listen={text[:120]!r} must be HOST:PORT, such as 127.0.0.1:7700 or [::1]:7700")
-    return bare, int(port)
+    return parse_address(text, "listen")
 
 
 def check_port(name: str, host: str, port: int) -> None:

@@ -47,12 +47,13 @@ BULK_OPTIONS = _options(BULK_BYTES_MAX)
 SERVER_OPTIONS: Options = (("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0))
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """`host:port` or `[v6]:port` -> (host, port); ConfigError tells what is wrong."""
+def parse_address(text: str, what: str = "address") -> tuple[str, int]:
+    """`host:port` or `[v6]:port` -> (host, port); ConfigError names the option `what` and tells what is wrong."""
     host, colon, port = text.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not bare or not port.isdigit() or int(port) > PORT_MAX or (":" in bare and bare == host):
-        raise ConfigError(f"address={text[:120]!r} must be HOST:PORT, such as 127.0.0.1:7700 or [::1]:7700")
+    number = port.isascii() and port.isdigit() and int(port[:10]) <= PORT_MAX
+    if not colon or not bare or not number or (":" in bare and bare == host):
+        raise ConfigError(f"{what}={text[:120]!r} must be HOST:PORT, such as 127.0.0.1:7700 or [::1]:7700")
     return bare, int(port)
 
 
