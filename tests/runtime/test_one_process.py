@@ -76,9 +76,12 @@ def test_exception_in_the_middle_of_a_step__the_learner_says_that_it_broke(
         raise MemoryError("no room")
 
     monkeypatch.setattr(learner._pieces, "capture", fail)
-    with pytest.raises(MemoryError):
+    def train() -> None:
         for _ in range(100):
             learner.step(3, 1.0)
             time.sleep(0.01)
+
+    with pytest.raises(MemoryError):
+        train()
     with pytest.raises(RunError, match="broke in an earlier step .MemoryError: no room"):
         learner.step(3, 1.0)

@@ -12,7 +12,7 @@ from typing import Any
 
 from atoll.core.config import MODES, STEPS_MAX, RunConfig, choice
 from atoll.errors import ConfigError, RunError
-from atoll.wire.channel import parse_address
+from atoll.store.files import is_vacant
 
 INTERVAL = 24
 OVERLAP = 2
@@ -128,11 +128,6 @@ def slow_factors(settings: Sequence[str], names: Sequence[str]) -> dict[str, flo
     return factors
 
 
-def listen_address(text: str) -> tuple[str, int]:
-    """HOST:PORT -> (host, port); port 0: any free one."""
-    return parse_address(text, "listen")
-
-
 def check_port(name: str, host: str, port: int) -> None:
     """RunError where the port cannot be opened now. The syncer says so too; this comes before anything is written."""
     if not port:
@@ -154,7 +149,7 @@ def check_port(name: str, host: str, port: int) -> None:
 def check_run_dir(path: Path) -> None:
     """RunError where `path` is not a new or an empty directory."""
     try:
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and (not path.is_dir() or not is_vacant(path)):
             what = "holds another run" if (path / "run.toml").exists() else "is not an empty directory"
             raise RunError(f"run directory {str(path)!r} {what}; choose another with --run, or remove it")
         parent = next(p for p in path.absolute().parents if p.exists())

@@ -5,6 +5,7 @@ Data order, schedule, clipping, seed and model are those of the learner of the s
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -19,26 +20,29 @@ from torch import Tensor, nn
 
 from atoll.core.layout import make_layout
 from atoll.core.messages import Version
-from atoll.errors import AtollError
+from atoll.errors import AtollError, RunError
 from atoll.recipes.data import check_corpus, load_corpus
 from atoll.recipes.loop import (
     TrainConfig,
     TrainResult,
-    open_step_log,
     optimizer_of,
     own_batches,
     set_rate,
+    step_log,
     train_step,
-    write_step,
 )
 from atoll.recipes.model import build_model
 from atoll.recipes.schedule import rate_factor
+from atoll.store.files import END_WAIT_S, insist
 from atoll.store.model import export_model, load_pieces
 from atoll.tensors.flat import gather, scatter_
 from atoll.tensors.names import parameters_by_name, specs_of
 
 ANSWER_WAIT_S = 600
 """A rank that is silent for longer in the middle of a step is given up by the others."""
+
+
+_logger = logging.getLogger("atoll")
 
 
 class RankLostError(AtollError):
@@ -97,6 +101,10 @@ def process_group(rendezvous: Path, rank: int, ranks: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
+def _tell_full(error: OSError) -> None:
+    _logger.warning("the model cannot be written (%s); waiting up to %d s for room", error.strerror, END_WAIT_S)
+
+
 def train_parallel(
     config: TrainConfig, *, steps: int, rendezvous: Path, run_id: str, init: Path | None, stopping: Callable[[], bool]
 ) -> TrainResult:
@@ -111,9 +119,7 @@ def train_parallel(
         scatter_(parameters_by_name(model), layout.pieces[0], load_pieces(init, layout)[0])
     optimizer = optimizer_of(config, model)
     tokens, step, loss = preset.batch * preset.length, 0, math.nan
-    with process_group(rendezvous, config.learner_index, config.learners), open_step_log(
-        config.run_dir, config.name, 1
-    ) as log:
+    with process_group(rendezvous, config.learner_index, config.learners), step_log(config, 1) as log:
         mean = MeanGradient(model, stopping)
         for inputs, targets in own_batches(corpus, config, 1):
             started = time.perf_counter()
@@ -123,10 +129,14 @@ def train_parallel(
             loss = train_step(model, optimizer, inputs, targets, clip=config.clip, who=who, reduce=mean)
             spent = time.perf_counter() - started - mean.waited_ns / 1e9
             time.sleep((config.slow - 1) * max(0.0, spent))
-            write_step(log, step=step, tokens=tokens, loss=loss, all_reduce_ns=mean.waited_ns)
+            log.write(step, tokens, loss, all_reduce_ns=mean.waited_ns)
             if step == steps or mean.stopped:
                 break
         if config.learner_index == 0:
             theta = gather(parameters_by_name(model), layout.pieces[0])
-            export_model(config.run_dir / "model", run_id, layout, [theta], [Version(0, step)])
+            where = config.run_dir / "model"
+            try:
+                insist(lambda: export_model(where, run_id, layout, [theta], [Version(0, step)]), _tell_full)
+            except OSError as error:
+                raise RunError(f"the model cannot be written to {where}: {error.strerror or error}") from error
     return TrainResult(steps=step, tokens=step * tokens, loss=loss, model=model)
