@@ -265,7 +265,7 @@ class JoinedLearner:
         weights = self._pieces.sizes
         pending = sum(size * piece.pending for size, piece in zip(weights, book.pieces, strict=True)) / sum(weights)
         remedy = ". To take part to the end, go over the data again until step() is False"
-        if book.tokens:
+        if book.tokens and not reason.startswith("diverged"):  # that is an error, which says enough
             _log.warning(
                 "learner %s leaves at %.0f%% of the run: %.0f%% of its work (%.0f of %d tokens) is unmerged and lost%s",
                 self.name,
