@@ -91,6 +91,13 @@ def settle(*, lasting: bool) -> None:
     sys.stderr = _settled(sys.stderr, 2, lasting=lasting)
 
 
+def silence(stream: TextIO) -> None:
+    """A pipe that nobody reads any more: what is left to say to it goes nowhere, without an error at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
 def _settled(stream: TextIO | None, fd: int, *, lasting: bool) -> TextIO:
     encoding = getattr(stream, "encoding", None) or "utf-8"
     if lasting or stream is None:

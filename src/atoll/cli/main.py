@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from atoll import __version__
 from atoll.errors import AtollError, DivergedError
-from atoll.streams import settle
+from atoll.streams import settle, silence
 
 COMMANDS = {
     "train": ("atoll.cli.train", "start a run on this machine: a syncer and its learners"),
@@ -48,18 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         settle(lasting=bool(words) and words[0] in LASTING)
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(usage(), end="")
-        return 0 if words else EXIT_BAD_INPUT
-    if words[0] in ("--version", "-V"):
-        print(f"atoll {__version__}")
-        return 0
-    name, *rest = words
-    if name not in COMMANDS:
-        print(f"atoll: command {name!r} is unknown; use one of {', '.join(COMMANDS)}", file=sys.stderr)
-        return EXIT_BAD_INPUT
     try:
-        code: int = importlib.import_module(COMMANDS[name][0]).main(rest)
+        code = command(words)
+        sys.stdout.flush()
     except DivergedError as error:
         print(f"atoll: {error}", file=sys.stderr)
         return EXIT_DIVERGED
@@ -70,8 +61,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("atoll: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        sys.stderr.close()
+        silence(sys.stdout)
         return EXIT_INTERRUPTED
+    return code
+
+
+def command(words: Sequence[str]) -> int:
+    """Its exit status."""
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage(), end="")
+        return 0 if words else EXIT_BAD_INPUT
+    if words[0] in ("--version", "-V"):
+        print(f"atoll {__version__}")
+        return 0
+    name, *rest = words
+    if name not in COMMANDS:
+        print(f"atoll: command {name!r} is unknown; use one of {', '.join(COMMANDS)}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    code: int = importlib.import_module(COMMANDS[name][0]).main(rest)
     return code
 
 
