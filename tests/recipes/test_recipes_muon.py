@@ -16,7 +16,7 @@ from atoll.recipes.loop import TrainConfig, make_optimizer, set_rate, train_step
 from atoll.recipes.model import ByteModel, ModelConfig
 from atoll.recipes.muon import MUON_LR, hidden_matrices
 from atoll.recipes.schedule import rate_factor
-from atoll.train.pieces import check_optimizers
+from atoll.train.checks import check_optimizers
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 NANO = ModelConfig(layers=1, width=16, heads=2, hidden=24, context=16)

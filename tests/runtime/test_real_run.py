@@ -217,7 +217,7 @@ def test_settings_file__tells_what_the_tape_tells(start, tmp_path) -> None:
 
 
 def test_join__names_what_stays_local(caplog: pytest.LogCaptureFixture) -> None:
-    from atoll.train.learner import warn_of_local_state
+    from atoll.train.checks import warn_of_local_state
 
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     model[0].bias.requires_grad_(False)

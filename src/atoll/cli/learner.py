@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
     options = parse(LearnerCommand, "learner", argv)
     from atoll.errors import ConfigError, RunOverError
     from atoll.recipes.loop import TrainConfig, check_slow, default_inner, train
-    from atoll.train.learner import check_name, check_reach, default_name
+    from atoll.train.checks import check_name, check_reach, default_name
 
     if not 1 <= options.index <= options.of:
         raise ConfigError(f"index={options.index} must be between 1 and of={options.of}")

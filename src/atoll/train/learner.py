@@ -14,8 +14,6 @@ import contextlib
 import logging
 import math
 import os
-import re
-import socket
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -27,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from atoll.core import events
-from atoll.core.config import RunConfig, choice
-from atoll.core.layout import EXTRA_LENGTH_MAX, TensorSpec, fingerprint, make_layout
+from atoll.core.config import RunConfig
+from atoll.core.layout import fingerprint, make_layout
 from atoll.core.learner import Learner
 from atoll.core.messages import Announce, Leave, Refuse, Report, Welcome
 from atoll.errors import (
@@ -44,47 +42,26 @@ from atoll.errors import (
 from atoll.runtime.client import AgentClient
 from atoll.runtime.memory import make_plan
 from atoll.runtime.pipe import AgentCost, Setup
-from atoll.tensors.names import BUFFERS, local_names, specs_of
+from atoll.tensors.names import specs_of
+from atoll.train.checks import (
+    DEFAULT_ADDRESS,
+    check_agreement,
+    check_name,
+    check_optimizers,
+    check_reach,
+    default_name,
+    warn_of_local_state,
+)
 from atoll.train.losses import LossSum
-from atoll.train.pieces import Pieces, check_optimizers
+from atoll.train.pieces import Pieces
 from atoll.train.timers import Timers
-from atoll.wire.channel import load_token, parse_address
-from atoll.wire.check import NAME_PATTERN
+from atoll.wire.channel import load_token
 
 _log = logging.getLogger("atoll")
-DEFAULT_ADDRESS = "127.0.0.1:7700"
-WAIT_MAX_S = 31 * 86_400.0
 WAKE_S = 0.25
-NAME_LENGTH_MAX = 64
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 OnEvent = Callable[[events.LearnerEvent], None]
-
-
-def default_name() -> str:
-    """Host and process, in the letters that names may have."""
-    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()) or "learner"
-    tail = f"-{os.getpid()}"
-    return host[: NAME_LENGTH_MAX - len(tail)] + tail
-
-
-def warn_of_local_state(model: nn.Module, tensors: tuple[TensorSpec, ...]) -> None:
-    """Name what the model holds and the run does not."""
-    local = local_names(model, tensors)
-    if local:
-        names = ", ".join(local[:3]) + (", ..." if len(local) > 3 else "")
-        told = "%d tensors stay with this learner and are not in the merged model (frozen, or local buffers): %s"
-        _log.warning(told, len(local), names)
-
-
-def check_agreement(buffers: str, fingerprint_extra: str) -> None:
-    """ConfigError where what learners must agree on is not well-formed."""
-    choice("buffers", buffers, BUFFERS)
-    if len(fingerprint_extra) > EXTRA_LENGTH_MAX or not (fingerprint_extra.isprintable() or not fingerprint_extra):
-        raise ConfigError(
-            f"fingerprint_extra={fingerprint_extra[:40]!r} must be one printable line of at most {EXTRA_LENGTH_MAX} "
-            "characters"
-        )
 
 
 def join(
@@ -137,21 +114,6 @@ def join(
 def interrupted_by(kind: type[BaseException] | None) -> str:
     """Why a learner leaves before the end, for the tape and for people."""
     return "interrupted" if kind is None or kind is KeyboardInterrupt else f"interrupted: {kind.__name__}"
-
-
-def check_name(name: str) -> None:
-    """ConfigError where no learner can be called so."""
-    if not NAME_PATTERN.fullmatch(name):
-        raise ConfigError(f"name={name[:80]!r} must be 1 to {NAME_LENGTH_MAX} letters, digits, '.', '_' or '-'")
-
-
-def check_reach(address: str, bulk_address: str | None, **waits_s: float) -> None:
-    """ConfigError where an address is none, or one of the waits makes no sense."""
-    for target in filter(None, (address, bulk_address)):
-        parse_address(target)
-    for wait, wait_s in waits_s.items():
-        if not 0 <= wait_s <= WAIT_MAX_S:
-            raise ConfigError(f"{wait}={wait_s:g} must be between 0 and {WAIT_MAX_S:,.0f} seconds")
 
 
 class JoinedLearner:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from atoll.core.layout import Layout, Piece
-from atoll.errors import ConfigError
 from atoll.tensors.codec import decode_piece, encode_piece
 from atoll.tensors.flat import gather, scatter_
 from atoll.tensors.names import ModelTensors, set_constants
@@ -132,20 +131,3 @@ class Pieces:
     def set_constants(self, values: Mapping[str, bytes]) -> None:
         """Integers of version 0 into the model."""
         set_constants(self._tensors, values)
-
-
-def check_optimizers(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-    """ConfigError names the first trainable parameter that no optimizer holds, or what is foreign to the model."""
-    held = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-    held_ids = {id(parameter) for parameter in held}
-    trainable = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
-    for identity, name in trainable.items():
-        if identity not in held_ids:
-            raise ConfigError(f"parameter {name!r} is trainable but not in the optimizer; add it, or freeze it")
-    frozen = {id(p): name for name, p in model.named_parameters() if not p.requires_grad}
-    for parameter in held:
-        if id(parameter) in frozen:
-            raise ConfigError(f"the optimizer holds parameter {frozen[id(parameter)]!r}, which is frozen; leave it out")
-        if id(parameter) not in trainable:
-            shape = list(parameter.shape)
-            raise ConfigError(f"the optimizer holds a tensor {shape} that is not a parameter of the model")
