@@ -23,7 +23,7 @@ from atoll.launch.parallel import prepare_parallel
 from atoll.recipes.loop import TrainConfig, load_corpus, optimizer_of, own_batches, set_rate, train_step
 from atoll.recipes.model import build_model
 from atoll.recipes.schedule import rate_factor
-from atoll.store.steps import StepLog, StepRow
+from atoll.store.steps import StepReader, StepRow
 from atoll.watch.charts import Charts
 from atoll.watch.parallel import StepLines, summarise_parallel
 from atoll.watch.read import read_run
@@ -207,7 +207,7 @@ def test_lines__mean_loss_and_rate_of_each_interval():
 
 def test_step_log__half_a_line_waits(tmp_path):
     path = tmp_path / "l1-1.jsonl"
-    log = StepLog(path)
+    log = StepReader(path)
     assert log.follow() == []
     one, two = (f'{{"step": {step}, "tokens": 3, "loss": 0.5, "t_ns": 7}}\n' for step in (1, 2))
     path.write_text(one + two[:9])

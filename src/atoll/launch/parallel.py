@@ -36,7 +36,7 @@ from atoll.recipes.loop import TrainConfig
 from atoll.recipes.model import build_model
 from atoll.store.files import write_atomic
 from atoll.store.rundir import to_toml
-from atoll.store.steps import StepLog, StepRow
+from atoll.store.steps import StepReader, StepRow, step_log_path
 from atoll.tensors.names import specs_of
 
 MEANINGLESS = (
@@ -125,7 +125,8 @@ class ParallelRun:
         self._on_step = on_step
         self._children: dict[str, Child] = {}
         self._signals = Signals()
-        self.logs = {train.name: StepLog(plan.run_dir / "steps" / f"{train.name}-1.jsonl") for train in plan.learners}
+        steps = plan.run_dir / "steps"
+        self.logs = {train.name: StepReader(step_log_path(steps, train.name, 1)) for train in plan.learners}
 
     def run(self) -> Outcome:
         """Until all ranks have ended; none is left behind."""

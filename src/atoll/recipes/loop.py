@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +30,7 @@ from atoll.recipes.muon import (
     make_muon,
 )
 from atoll.recipes.schedule import rate_factor, rewarm_factor
+from atoll.store.steps import StepLog, step_log_path
 from atoll.train.learner import interrupted_by
 
 
@@ -198,7 +198,7 @@ def train(
     learner = (join or atoll.join)(model, optimizer, name=config.name, **options)
     rate = RateSchedule(peak=preset.lr, config=config, joined_at=learner.progress)
     tokens, steps, loss = preset.batch * preset.length, 0, math.nan
-    with leaving(learner), open_step_log(config.run_dir, config.name, learner.generation) as log:
+    with leaving(learner), step_log(config, learner.generation) as log:
         for inputs, targets in own_batches(corpus, config, learner.generation):
             started = time.perf_counter()
             set_rate(optimizer, rate(learner.progress, steps))
@@ -206,13 +206,18 @@ def train(
             who = f"learner {config.name!r} at step {steps}"
             loss = train_step(model, optimizer, inputs, targets, clip=config.clip, who=who)
             time.sleep((config.slow - 1) * (time.perf_counter() - started))
-            write_step(log, step=steps, tokens=tokens, loss=loss)
+            log.write(steps, tokens, loss)
             going_on = learner.step(tokens=tokens, loss=loss)  # publishes, applies what arrived; never waits
             if report is not None:
                 report(learner.progress, steps, loss)
             if not going_on:
                 break
     return TrainResult(steps=steps, tokens=steps * tokens, loss=loss, model=model)
+
+
+def step_log(config: TrainConfig, generation: int) -> StepLog:
+    """<run_dir>/steps/<name>-<generation>.jsonl."""
+    return StepLog(step_log_path(config.run_dir / "steps", config.name, generation))
 
 
 @contextmanager
@@ -322,19 +327,6 @@ def train_step(
         raise DivergedError(f"gradient norm {norm} of {who} is not finite; lower the learning rate")
     optimizer.step()
     return value
-
-
-def open_step_log(run_dir: Path, name: str, generation: int) -> TextIO:
-    """<run_dir>/steps/<name>-<generation>.jsonl, a line at a time: what an audit recounts without trusting
-    us."""
-    folder = run_dir / "steps"
-    folder.mkdir(parents=True, exist_ok=True)
-    return (folder / f"{name}-{generation}.jsonl").open("a", buffering=1, encoding="utf-8")
-
-
-def write_step(log: TextIO, *, step: int, tokens: int, loss: float, **more: int) -> None:
-    """Written before the step is reported, so that a crash never leaves a reported step without its line."""
-    log.write(json.dumps({"step": step, "tokens": tokens, "loss": loss, "t_ns": time.monotonic_ns(), **more}) + "\n")
 
 
 def slow_factor(settings: Sequence[str], name: str) -> float:

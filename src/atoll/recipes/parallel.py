@@ -24,12 +24,11 @@ from atoll.recipes.data import check_corpus, load_corpus
 from atoll.recipes.loop import (
     TrainConfig,
     TrainResult,
-    open_step_log,
     optimizer_of,
     own_batches,
     set_rate,
+    step_log,
     train_step,
-    write_step,
 )
 from atoll.recipes.model import build_model
 from atoll.recipes.schedule import rate_factor
@@ -111,9 +110,7 @@ def train_parallel(
         scatter_(parameters_by_name(model), layout.pieces[0], load_pieces(init, layout)[0])
     optimizer = optimizer_of(config, model)
     tokens, step, loss = preset.batch * preset.length, 0, math.nan
-    with process_group(rendezvous, config.learner_index, config.learners), open_step_log(
-        config.run_dir, config.name, 1
-    ) as log:
+    with process_group(rendezvous, config.learner_index, config.learners), step_log(config, 1) as log:
         mean = MeanGradient(model, stopping)
         for inputs, targets in own_batches(corpus, config, 1):
             started = time.perf_counter()
@@ -123,7 +120,7 @@ def train_parallel(
             loss = train_step(model, optimizer, inputs, targets, clip=config.clip, who=who, reduce=mean)
             spent = time.perf_counter() - started - mean.waited_ns / 1e9
             time.sleep((config.slow - 1) * max(0.0, spent))
-            write_step(log, step=step, tokens=tokens, loss=loss, all_reduce_ns=mean.waited_ns)
+            log.write(step, tokens, loss, all_reduce_ns=mean.waited_ns)
             if step == steps or mean.stopped:
                 break
         if config.learner_index == 0:

@@ -1,12 +1,35 @@
-"""Step logs: a line per step of one learner or rank, as the recipe's loop writes them."""
+"""Step logs: a line per step of one learner or rank, as a training loop writes them and others read them.
+
+What a full disk does to them: rows wait in memory, in order, and are written once there is room; a run never ends for
+want of a line. More than ROWS_MAX that wait, and those that still wait CLOSE_WAIT_S after the end,
+are lost and counted.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
+import logging
+import os
+import time
+from collections import deque
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import msgspec
 
 from atoll.errors import RunError
+from atoll.store.files import write_all
+
+ROWS_MAX = 200_000
+"""That wait for room on the disk: some 25 MB."""
+CLOSE_WAIT_S = 5.0
+PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN, errno.EINTR, errno.ESTALE})
+"""What a disk may say today and not tomorrow."""
+
+_logger = logging.getLogger("atoll")
 
 
 class StepRow(msgspec.Struct):
@@ -22,7 +45,96 @@ class StepRow(msgspec.Struct):
 _decoder = msgspec.json.Decoder(StepRow)
 
 
+def step_log_path(folder: Path, name: str, generation: int) -> Path:
+    """`<folder>/<name>-<generation>.jsonl`; the audit looks for it in `steps/` of the run's directory."""
+    return folder / f"{name}-{generation}.jsonl"
+
+
 class StepLog:
+    """The writer of one log: a line at a time, what an audit recounts without trusting us.
+
+    RunError where the file cannot be made at all; after that nothing is raised, whatever the disk says.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._waiting: deque[bytes] = deque()
+        self._fd = -1
+        self._stop_bytes = 0
+        self._told = False
+        self.lost = 0
+        """Rows that will never be written."""
+        try:
+            self._open()
+        except OSError as error:
+            if error.errno not in PASSING:
+                why = error.strerror or error
+                raise RunError(f"step log {path} cannot be written: {why}; choose another") from error
+            self._say(error)
+
+    def write(self, step: int, tokens: int, loss: float, **more: int) -> None:
+        """Before the step is reported, so that a crash leaves no reported step without its line."""
+        row = {"step": step, "tokens": tokens, "loss": loss, "t_ns": time.monotonic_ns(), **more}
+        if len(self._waiting) < ROWS_MAX:
+            self._waiting.append(json.dumps(row).encode() + b"\n")
+        else:
+            self.lost += 1
+        self._write_waiting()
+
+    def close(self) -> None:
+        """Write what waits, for a while; harmless when closed."""
+        deadline = time.monotonic() + CLOSE_WAIT_S
+        while not self._write_waiting() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        self.lost += len(self._waiting)
+        self._waiting.clear()
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+            self._fd = -1
+        if self.lost:
+            _logger.warning("%d rows of step log %s are lost: the disk took no more", self.lost, self._path)
+            self.lost = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._stop_bytes = os.lseek(self._fd, 0, os.SEEK_END)
+
+    def _write_waiting(self) -> bool:
+        """Whether all is written. A line is there as a whole or not at all."""
+        try:
+            while self._waiting:
+                if self._fd < 0:
+                    self._open()
+                os.lseek(self._fd, self._stop_bytes, os.SEEK_SET)
+                write_all(self._fd, self._waiting[0])
+                self._stop_bytes += len(self._waiting.popleft())
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._stop_bytes)
+            self._say(error)
+            return False
+        return True
+
+    def _say(self, error: OSError) -> None:
+        """Once: it goes on by itself."""
+        if not self._told:
+            _logger.warning(
+                "step log %s cannot be written (%s); training goes on, rows wait in memory for room on the disk",
+                self._path,
+                error.strerror or error,
+            )
+        self._told = True
+
+
+class StepReader:
     """The rows of one log, read on from where it stopped at each look."""
 
     def __init__(self, path: Path) -> None:

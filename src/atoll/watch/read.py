@@ -9,7 +9,7 @@ from atoll.core.config import DATA_PARALLEL
 from atoll.core.records import Record
 from atoll.errors import RunError
 from atoll.store.rundir import read_settings
-from atoll.store.steps import StepLog
+from atoll.store.steps import StepReader
 from atoll.store.tape import is_written, read_tape
 from atoll.watch.parallel import fold_parallel
 from atoll.watch.view import RunView
@@ -70,5 +70,5 @@ def read_run(run_dir: Path) -> RunView:
     settings = read_settings(run_dir) if (run_dir / "run.toml").is_file() else {}
     if settings.get("mode") != DATA_PARALLEL:
         return fold_run(run_dir)
-    logs = {path.stem.rpartition("-")[0]: StepLog(path) for path in sorted((run_dir / "steps").glob("*.jsonl"))}
+    logs = {path.stem.rpartition("-")[0]: StepReader(path) for path in sorted((run_dir / "steps").glob("*.jsonl"))}
     return fold_parallel(settings, {name: log.follow() for name, log in logs.items()})
