@@ -337,6 +337,25 @@ def test_liveness__bulk_progress_counts_as_life_and_a_hang_is_idle_not_away() ->
     assert bench.core.roster.by_name("a").ready  # type: ignore[union-attr]
 
 
+def test_liveness__a_short_pause_of_fast_steps_is_no_hang() -> None:
+    """R10's floor: 4 steps of 10 ms are over sooner than a busy machine gives the processor back."""
+    bench = Bench()
+    bench.join("a")
+    for steps in range(2, 40, 2):
+        bench.now_ns += 20 * MS
+        bench.report("a", steps)
+    lease_ns, member = bench.config.lease_interval_ns, bench.core.roster.by_name("a")
+    assert member is not None
+    paused_ns = bench.now_ns
+    while bench.now_ns < paused_ns + lease_ns - 100 * MS:
+        bench.now_ns += 100 * MS
+        bench.beat("a", 38)
+    assert member.ready
+    bench.now_ns += 200 * MS
+    bench.beat("a", 38)
+    assert member.state == "idle"
+
+
 def test_liveness__one_that_waits_by_r9_is_ready() -> None:
     bench = Bench()
     bench.join("a")
