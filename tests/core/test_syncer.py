@@ -10,6 +10,7 @@ from atoll.core import events as ev
 from atoll.core.layout import TensorSpec
 from atoll.core.machine import Average
 from atoll.core.messages import (
+    Counters,
     Fate,
     FinalRound,
     Leave,
@@ -17,12 +18,14 @@ from atoll.core.messages import (
     Refuse,
     Replaced,
     Report,
+    SeedRequest,
     Timings,
     UpdateReady,
     Version,
     Welcome,
 )
 from atoll.core.records import ClosedLine, FateLine, GrantLine, LifeEndLine, MemberLine, QuorumLine, SlotLine
+from atoll.core.syncer import Syncer
 from tests.core.helpers import MS, Bench, S
 
 # ---------------------------------------------------------------- joining (R13, hazards 9, 15)
@@ -195,6 +198,63 @@ def test_counters__that_run_backwards_put_the_peer_out() -> None:
     bench.report("a", 4)
     bench.report("a", 2)
     assert bench.told("a", Replaced)
+
+
+def test_counters__that_claim_more_fates_than_tokens_put_the_peer_out() -> None:
+    bench = Bench()
+    bench.join("a")
+    bench.say("a", Report(Counters(2, 200, 200.0, (5000, 0), (7000, 0))))
+    [replaced] = bench.told("a", Replaced)
+    assert "of 200 tokens on fragment 0 it says that 5000 were overwritten and 7000 lost" in replaced.reason
+    [end] = bench.written(LifeEndLine)
+    assert end.tokens == 0
+    assert min(end.lost) >= 0
+
+
+def test_contribution__of_tokens_that_were_merged_already_puts_the_peer_out() -> None:
+    bench = Bench(fragments=1, interval=2)
+    bench.join("a")
+    bench.arrive("a", bench.announce("a", 1, 1, steps=2, c_steps=2))
+    bench.report("a", 2)
+    bench.pass_ns(1 * S)
+    bench.announce("a", 2, 2, steps=3, c_steps=3, anchor=Version(1, 1))
+    [replaced] = bench.told("a", Replaced)
+    assert "it sends 300 tokens on fragment 0, 100 have no fate yet" in replaced.reason
+
+
+def unseeded(*names: str) -> Bench:
+    bench = Bench(learners=2)
+    bench.core = Syncer(bench.config, bench.layout)
+    bench.feed(ev.Started(1, has_init=False))
+    for name in names:
+        bench.hello(name)
+    return bench
+
+
+def test_version_0__a_seeder_that_only_beats_gives_way_to_another() -> None:
+    bench = unseeded("a", "b")
+    assert bench.told("a", SeedRequest)
+    for now_ns in (bench.config.lease_interval_ns - 1, bench.config.lease_interval_ns):
+        assert not bench.told("b", SeedRequest)
+        bench.now_ns = now_ns
+        for name in ("a", "b"):
+            bench.beat(name, 0, waiting=True)
+    assert len(bench.told("b", SeedRequest)) == 1
+    [notice] = [a.text for a in bench.actions if isinstance(a, ev.Notice)]
+    assert "first parameters are awaited from a" in notice
+    assert "now b is asked" in notice
+    for piece in range(bench.config.fragments):
+        bench.feed(ev.SeedArrived(bench.lives["b"], piece, True, True))
+    assert bench.core.seeded
+
+
+def test_version_0__bytes_that_move_keep_the_seeder() -> None:
+    bench = unseeded("a", "b")
+    for _ in range(5 * bench.config.lease_interval_ns // S):
+        bench.now_ns += 1 * S
+        bench.feed(ev.BulkProgress(bench.lives["a"]))
+        bench.beat("b", 0, waiting=True)
+    assert not bench.told("b", SeedRequest)
 
 
 def test_contribution__anchor_older_than_stale_max_is_missed() -> None:
