@@ -1,8 +1,8 @@
 """The syncer: frozen events in, frozen actions out. It waits for nobody, and never does wrong quietly.
 
 Composed of small machines: members (members.py), contributions and their fates (contributions.py, fates.py), pieces
-(pieces.py), version 0 (seeding.py), slots (slots.py) and the run as a whole (finish.py). This file is the entrance: who may join, what each
-message means, and the loop that lets every machine move until nothing changes.
+(pieces.py), version 0 (seeding.py), slots (slots.py) and the run as a whole (finish.py). This file is the entrance: who
+may join, what each message means, and the loop that lets every machine move until nothing changes.
 """
 
 from __future__ import annotations

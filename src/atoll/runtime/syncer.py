@@ -23,7 +23,7 @@ import torch
 
 from atoll.core import events
 from atoll.core.messages import Life, SeedRequest, Welcome
-from atoll.core.records import NoticeLine, Record
+from atoll.core.records import LifeEndLine, NoticeLine, Record
 from atoll.core.syncer import Syncer
 from atoll.errors import RunError
 from atoll.runtime.bulk import BulkService, Incoming
@@ -32,6 +32,7 @@ from atoll.runtime.lobby import Lobby, Opened
 from atoll.runtime.observers import Observers
 from atoll.runtime.options import Listening, SyncerOptions
 from atoll.runtime.scheduling import yield_to_training
+from atoll.runtime.strangers import Strangers
 from atoll.runtime.workshop import Checked, Published, Workshop
 from atoll.store.tape import Tape
 from atoll.wire import channel as wire_channel
@@ -80,6 +81,7 @@ class SyncerServer:
         self._lives: dict[int, Life] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="atoll-worker")
+        self._strangers = Strangers(self._show)
         self._control = ControlService(
             self._token,
             options.streams_max,
@@ -88,6 +90,7 @@ class SyncerServer:
             on_close=self._on_close,
             pieces=lambda: 0 if self._opened is None else len(self._opened.layout.pieces),
             on_fault=self._notice,
+            on_stranger=self._strangers.say,
         )
         self._bulk = BulkService(
             self._run_id,
@@ -272,6 +275,8 @@ class SyncerServer:
             if len(self._backlog) == 1:
                 self._show(f"the tape cannot be written: {error}; learners train on, make room")
         self._unsynced |= sync
+        if isinstance(record, LifeEndLine):
+            self._bulk.forget(Life(record.name, record.generation))
         if self._options.on_record is not None:
             self._options.on_record(record)
 
@@ -315,7 +320,7 @@ class SyncerServer:
         """The lobby: the first Hello that fits decides the layout."""
         result = self._lobby.open_run(stream.hello)
         if not isinstance(result, Opened):
-            self._notice(f"learner {stream.hello.name} was refused: {result.message}")
+            self._strangers.say(stream.peer, f"learner {stream.hello.name} was refused: {result.message}")
             stream.send(result)
             stream.close()
             return
@@ -414,6 +419,8 @@ class SyncerServer:
         if self._seeder is not None:
             for piece in range(len(self._opened.layout.pieces)):
                 self._bulk.discard(self._seeder, piece, 0)
+            if self._seeder not in self._lives.values():
+                self._bulk.forget(self._seeder)
             self._seeder = None
         self._in_worker(self._workshop.drop_seed, lambda _: None)
 
