@@ -294,6 +294,32 @@ def test_contribution__complete_one_outlives_its_learner_incomplete_one_does_not
     assert end.merged == (0, 200)
 
 
+def test_refused_work__is_said_at_the_first_and_at_each_doubling() -> None:
+    bench = Bench(fragments=1, interval=2, learners=2, steps=200)
+    bench.join("a")
+    bench.join("b")
+    for seq in range(1, 10):
+        bench.arrive("a", bench.announce("a", seq, 1, steps=2), finite=False)
+    said = [a.text for a in bench.actions if isinstance(a, ev.Notice)]
+    assert [text.split(" so far")[0].split()[-1] for text in said] == ["1", "2", "4", "8"]
+    assert "it is not finite (its training diverges" in said[0]
+
+
+def test_missed_work__of_a_whole_round_is_said_once_until_something_is_merged() -> None:
+    bench = Bench(learners=2)
+    bench.join("a")
+    bench.join("b")
+    for steps in range(2, 14, 2):
+        bench.report("b", steps)
+        bench.pass_ns(100 * MS)
+    closed = bench.core.slots.closed
+    for seq, slot in enumerate(range(closed, closed - 4, -1), start=1):
+        bench.announce("a", seq, slot, steps=2)
+    said = [a.text for a in bench.actions if isinstance(a, ev.Notice) and "whole round" in a.text]
+    assert len(said) == 1
+    assert "learner a missed a whole round" in said[0]
+
+
 def test_norms__a_huge_one_is_refused_once_there_is_a_history() -> None:
     bench = Bench(fragments=1, interval=2, learners=2, steps=200)
     bench.join("a")
@@ -307,6 +333,9 @@ def test_norms__a_huge_one_is_refused_once_there_is_a_history() -> None:
             bench.report(name, 2 * slot)
         bench.now_ns += 100 * MS
     assert [f.reason.split()[0] for f in bench.told("b", Fate)] == ["norm"]
+    [notice] = [a.text for a in bench.actions if isinstance(a, ev.Notice)]
+    assert "work of learner b was refused: 200 tokens on fragment 0, 1 so far: norm 100" in notice
+    assert "another learning rate than the others'? let schedules follow `learner.progress`" in notice
     assert len(bench.written(SlotLine)) == 30
 
 

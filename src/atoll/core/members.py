@@ -82,6 +82,9 @@ class Member:
     """Per piece, the contribution that has no fate yet (at most one, R6)."""
     newest_seq: dict[int, int] = field(default_factory=dict)
     last_fate: dict[int, Fate] = field(default_factory=dict)
+    refusals: int = 0
+    missed_pieces: set[int] = field(default_factory=set)
+    """Of which a contribution was missed since one was last merged."""
     closed_books: bool = False
     end_reason: str = ""
 

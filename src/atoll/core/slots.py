@@ -6,6 +6,7 @@ and how the tape tells of it, is in core.slot.
 
 from __future__ import annotations
 
+from atoll.core.causes import FAR_NORM
 from atoll.core.context import Context
 from atoll.core.contributions import Contribution
 from atoll.core.events import Commit, CommitDone, CommitFailed, Input, Merge, MergeDone, Publish
@@ -320,7 +321,7 @@ class SlotEngine:
                 f"piece {slot.piece}; none is refused. If the loss rises, lower the inner learning rate"
             )
         for contribution in outside:
-            reason = f"norm {contribution.norm:.3g} is far above this piece's history"
+            reason = f"norm {contribution.norm:.3g} {FAR_NORM}"
             self._fates.settle(contribution, Verdict("refused", reason))
         return [c for c in fresh if c not in outside]
 
