@@ -320,6 +320,32 @@ def test_missed_work__of_a_whole_round_is_said_once_until_something_is_merged() 
     assert "learner a missed a whole round" in said[0]
 
 
+@pytest.mark.parametrize(("tokens", "told"), [(64, 0), (100 * 8, 1), (100 * 7, 0), (13, 0), (12, 1)])
+def test_units__a_learner_that_counts_others_than_the_rest_is_named_once(tokens: int, told: int) -> None:
+    bench = Bench(learners=3)
+    for name in ("a", "b", "c"):
+        bench.join(name)
+    for steps in (8, 10, 12):
+        bench.report("a", steps)
+        bench.report("b", steps)
+        zeros = (0,) * bench.config.fragments
+        bench.say("c", Report(Counters(steps, steps * tokens, 0.0, zeros, zeros)))
+    said = [a.text for a in bench.actions if isinstance(a, ev.Notice) and "tokens per step" in a.text]
+    assert len(said) == told
+    assert all(f"learner c counts {tokens} tokens per step, the others 100" in text for text in said)
+
+
+def test_leaving__says_how_much_of_its_work_is_not_merged() -> None:
+    bench = Bench(fragments=1, interval=2)
+    bench.join("a")
+    bench.arrive("a", bench.announce("a", 1, 1, steps=2, c_steps=2))
+    bench.report("a", 2)
+    bench.pass_ns(1 * S)
+    bench.say("a", Leave("interrupted", Counters(5, 500, 0.0, (0,), (300,)), Timings()))
+    said = [a.text for a in bench.actions if isinstance(a, ev.Notice) and "not merged" in a.text]
+    assert said == ["learner a ended (interrupted) with 60.0% of its work not merged: 300 of 500 tokens are lost"]
+
+
 def test_norms__a_huge_one_is_refused_once_there_is_a_history() -> None:
     bench = Bench(fragments=1, interval=2, learners=2, steps=200)
     bench.join("a")

@@ -20,6 +20,7 @@ from atoll.core.ledger import LifeAccount
 from atoll.core.machine import Average, Table
 from atoll.core.messages import Fate, Life, Timings
 from atoll.core.records import LifeEndLine, MemberLine
+from atoll.core.remarks import remark_on_leaving
 
 GENERATION_SHIFT = 32
 IDLE_STEPS = 4
@@ -82,6 +83,7 @@ class Member:
     """Per piece, the contribution that has no fate yet (at most one, R6)."""
     newest_seq: dict[int, int] = field(default_factory=dict)
     last_fate: dict[int, Fate] = field(default_factory=dict)
+    units_told: bool = False
     refusals: int = 0
     missed_pieces: set[int] = field(default_factory=set)
     """Of which a contribution was missed since one was last merged."""
@@ -228,6 +230,7 @@ class Roster:
             return
         member.closed_books = True
         self._settling.pop(member.life, None)
+        remark_on_leaving(self._ctx, member)
         heard, timings = member.account.heard, member.timings
         self._ctx.write(
             LifeEndLine(

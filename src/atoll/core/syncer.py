@@ -53,6 +53,7 @@ from atoll.core.messages import (
 )
 from atoll.core.pieces import Pieces
 from atoll.core.records import GrantLine, OversleptLine, ReportLine
+from atoll.core.remarks import remark_on_units
 from atoll.core.seeding import Seeding
 from atoll.core.slots import SlotEngine
 
@@ -317,6 +318,7 @@ class Syncer:
         new_steps = self.roster.reported(member, message.counters.steps)
         self.slots.tick(member, new_steps)
         self._write_report(member)
+        remark_on_units(self._ctx, self.roster, member)
 
     def _write_report(self, member: Member) -> None:
         heard = member.account.heard
