@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import subprocess
+import sys
 
 import pytest
 
 from atoll.core.messages import Life
 from atoll.runtime import bulk
 from atoll.runtime.bulk import BulkService
+from atoll.runtime.descriptors import reason_of
 from atoll.runtime.strangers import AGAIN_S, SOURCES_MAX, Strangers
 
 
@@ -78,3 +82,34 @@ def test_strangers__of_very_many_addresses_take_bounded_room() -> None:
     for number in range(10 * SOURCES_MAX):
         strangers.say(f"ipv6:[fd00::{number:x}]:1", "a stranger came")
     assert len(said) == len(strangers._said_s) == SOURCES_MAX
+
+
+def test_descriptors__a_shortage_is_no_full_disk() -> None:
+    assert "too many open files, the disk is not full" in reason_of(OSError(errno.EMFILE, "Too many open files"))
+    assert "No space left" in reason_of(OSError(errno.ENOSPC, "No space left on device"))
+
+
+SHORT = """
+import contextlib, os, resource
+from atoll.runtime.descriptors import Reserve, raise_limit
+resource.setrlimit(resource.RLIMIT_NOFILE, (50, 60))
+assert raise_limit() == 60
+reserve, taken = Reserve(8), []
+with contextlib.suppress(OSError):
+    while True:
+        taken.append(os.open(os.devnull, os.O_RDONLY))
+for _ in range(3):
+    with reserve.lent():
+        files = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]
+        for fd in files:
+            os.close(fd)
+try:
+    os.open(os.devnull, os.O_RDONLY)
+except OSError:
+    print("the rest is taken")
+"""
+
+
+def test_descriptors__some_are_kept_for_the_disk() -> None:
+    done = subprocess.run([sys.executable, "-c", SHORT], capture_output=True, text=True, check=False)
+    assert done.stdout == "the rest is taken\n", done.stderr

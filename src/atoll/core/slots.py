@@ -374,7 +374,7 @@ class SlotEngine:
         slot.retry_at_ns = self._ctx.now_ns + COMMIT_RETRY_NS
         self._ctx.notice(
             f"slot {slot.number} could not be written ({event.reason}); merges stop, learners go on, "
-            f"next try in {COMMIT_RETRY_NS / 1e9:.0f} s. Free space in the run directory"
+            f"next try in {COMMIT_RETRY_NS / 1e9:.0f} s"
         )
 
     def tell_pace(self, member: Member) -> None:

@@ -28,6 +28,7 @@ from atoll.core.syncer import Syncer
 from atoll.errors import RunError
 from atoll.runtime.bulk import BulkService, Incoming
 from atoll.runtime.control import ControlService, Stream
+from atoll.runtime.descriptors import Reserve, raise_limit, reason_of
 from atoll.runtime.lobby import Lobby, Opened
 from atoll.runtime.observers import Observers
 from atoll.runtime.options import Listening, SyncerOptions
@@ -54,6 +55,7 @@ def serve(options: SyncerOptions) -> int:
     """Run a syncer until its run is over; the process's exit status. AtollError where it cannot begin."""
     yield_to_training()
     gc.freeze()
+    raise_limit()
     torch.set_num_threads(options.torch_threads)
     return asyncio.run(SyncerServer(options).run())
 
@@ -80,6 +82,7 @@ class SyncerServer:
         self._seeder: Life | None = None
         self._lives: dict[int, Life] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._reserve = Reserve()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="atoll-worker")
         self._strangers = Strangers(self._show)
         self._control = ControlService(
@@ -153,6 +156,7 @@ class SyncerServer:
             await asyncio.gather(*(server.stop(GOODBYE_S) for server in (control, bulk)))
             self._worker.shutdown()
             self._tape.close()
+            self._reserve.close()
 
     def _bind(
         self, handlers: tuple[grpc.GenericRpcHandler, ...], port: int, name: str, *, control: bool = False
@@ -223,7 +227,7 @@ class SyncerServer:
         try:
             await self._loop.run_in_executor(self._worker, self._tape.flush)
         except OSError as error:
-            self._notice(f"the tape cannot be written: {error}")
+            self._notice(f"the tape cannot be written: {reason_of(error)}")
 
     # ------------------------------------------------------------ machine
 
@@ -273,7 +277,7 @@ class SyncerServer:
             self._write_backlog()
         except OSError as error:
             if len(self._backlog) == 1:
-                self._show(f"the tape cannot be written: {error}; learners train on, make room")
+                self._show(f"the tape cannot be written: {reason_of(error)}; learners train on")
         self._unsynced |= sync
         if isinstance(record, LifeEndLine):
             self._bulk.forget(Life(record.name, record.generation))
@@ -290,7 +294,7 @@ class SyncerServer:
         try:
             self._tape.flush()
         except OSError as error:
-            self._show(f"the tape cannot be synced: {error}")
+            self._show(f"the tape cannot be synced: {reason_of(error)}")
 
     def _notice(self, text: str) -> None:
         self._show(text)
@@ -429,13 +433,14 @@ class SyncerServer:
 
     def _try_commit_seed(self) -> list[Published] | OSError:
         try:
-            return self._workshop.commit_seed()
+            with self._reserve.lent():
+                return self._workshop.commit_seed()
         except OSError as error:
             return error
 
     def _seed_committed(self, result: list[Published] | OSError) -> None:
         if isinstance(result, OSError):
-            self._notice(f"version 0 cannot be written: {result}; trying again")
+            self._notice(f"version 0 cannot be written: {reason_of(result)}; trying again")
             self._loop.call_later(SEED_RETRY_S, self._commit_seed)
             return
         self._committed = dict(enumerate(result))
@@ -461,7 +466,7 @@ class SyncerServer:
 
     def _kept(self, error: OSError | None) -> None:
         if error is not None:
-            self._notice(f"a contribution cannot be kept for replay: {error}")
+            self._notice(f"a contribution cannot be kept for replay: {reason_of(error)}")
 
     def _commit(self, action: events.Commit) -> None:
         """The slot's line, synced, and then the commit file, synced (R11)."""
@@ -473,20 +478,21 @@ class SyncerServer:
                 if self._options.on_record is not None:
                     self._options.on_record(action.record)
         except OSError as error:
-            reason = str(error)
+            reason = reason_of(error)
             self._loop.call_soon(lambda: self.dispatch(events.CommitFailed(action.slot, reason)))
             return
         self._in_worker(lambda: self._try_commit(action), lambda result: self._commit_ended(action, result))
 
     def _try_commit(self, action: events.Commit) -> Published | OSError:
         try:
-            return self._workshop.commit(action, self._tape)
+            with self._reserve.lent():
+                return self._workshop.commit(action, self._tape)
         except OSError as error:
             return error
 
     def _commit_ended(self, action: events.Commit, result: Published | OSError) -> None:
         if isinstance(result, OSError):
-            self.dispatch(events.CommitFailed(action.slot, str(result)))
+            self.dispatch(events.CommitFailed(action.slot, reason_of(result)))
             return
         self._lined_slots.discard(action.slot)
         self._committed[action.piece] = result
@@ -494,6 +500,7 @@ class SyncerServer:
 
     async def _run_over(self) -> None:
         self._observers.end(over=True)
+        self._reserve.close()
         path = await self._loop.run_in_executor(self._worker, self._workshop.export)
         if path is not None:
             self._show(f"the model is in {path}")
