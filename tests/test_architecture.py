@@ -12,7 +12,7 @@ import pytest
 from atoll.cli.main import COMMANDS
 
 SOURCE = Path(__file__).parent.parent / "src" / "atoll"
-BELOW_RUNTIME = {"wire", "store", "tensors", "core", "errors"}
+BELOW_RUNTIME = {"wire", "store", "tensors", "core", "errors", "streams"}
 BELOW_TRAIN = {"runtime", *BELOW_RUNTIME}
 BELOW_RECIPES = {"train", *BELOW_TRAIN}
 ALL = {"recipes", "launch", "study", "watch", "sim", "chaos", "testing", *BELOW_RECIPES}

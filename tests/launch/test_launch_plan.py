@@ -11,7 +11,7 @@ from atoll.errors import ConfigError
 from atoll.launch.check import resolve_fragments
 from atoll.launch.cores import shares, thread_environment
 from atoll.launch.options import LocalOptions, as_told
-from atoll.launch.plan import Method, listen_address, method_settings, slow_factors, steps_of
+from atoll.launch.plan import Method, method_settings, slow_factors, steps_of
 from atoll.launch.prepare import prepare
 from atoll.launch.processes import Patience, describe_exit
 
@@ -73,14 +73,6 @@ def test_slow_factors__by_name():
     assert slow_factors(["l1=4", "l2=1.5"], ["l1", "l2"]) == {"l1": 4.0, "l2": 1.5}
     with pytest.raises(ConfigError, match="names no learner"):
         slow_factors(["l3=2"], ["l1", "l2"])
-
-
-def test_listen_address__takes_both_families():
-    assert listen_address("127.0.0.1:0") == ("127.0.0.1", 0)
-    assert listen_address("[::1]:77") == ("::1", 77)
-    for wrong in ("", "host", "host:", ":7", "::1:7", "h:70000", "h:-1"):
-        with pytest.raises(ConfigError, match="listen="):
-            listen_address(wrong)
 
 
 @given(st.integers(1, 64), st.integers(1, 32))

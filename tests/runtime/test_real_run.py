@@ -149,8 +149,8 @@ def test_refusals(start, tmp_path, monkeypatch) -> None:
         assert learner.step(3, torch.tensor(1.0))
         assert learner.step(3, 1.0, skipped=True)
         assert learner.steps == 1
-        with pytest.raises(ConfigError, match="tokens=0"):
-            learner.step(0)
+        with pytest.raises(ConfigError, match="tokens=-1"):
+            learner.step(-1)
     with pytest.raises(FinishedError):
         learner.step(3)
     assert learner.agent_cost is not None
@@ -217,14 +217,16 @@ def test_settings_file__tells_what_the_tape_tells(start, tmp_path) -> None:
 
 
 def test_join__names_what_stays_local(caplog: pytest.LogCaptureFixture) -> None:
+    from atoll.tensors.names import specs_of
     from atoll.train.checks import warn_of_local_state
 
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     model[0].bias.requires_grad_(False)
-    warn_of_local_state(model)
+    warn_of_local_state(model, specs_of(model, "local"))
     [record] = caplog.records
-    assert "4 buffers or frozen parameters" in record.getMessage()
+    assert "4 tensors stay with this learner" in record.getMessage()
     assert "0.bias, 1.num_batches_tracked, 1.running_mean, ..." in record.getMessage()
     caplog.clear()
-    warn_of_local_state(torch.nn.Linear(2, 2))
+    model[0].bias.requires_grad_(True)
+    warn_of_local_state(model, specs_of(model))
     assert not caplog.records

@@ -18,10 +18,15 @@ def test_address__there_and_back(text: str, pair: tuple[str, int]) -> None:
     assert channel.format_address(*pair) == text
 
 
-@pytest.mark.parametrize("text", ["", "7700", ":7700", "host:", "host:x", "host:70000", "::1:7700"])
+WRONG = ("", "7700", ":7700", "host:", "host:x", "host:70000", "::1:7700", "h:-1", "h:²", "h:٣٣", "h: 7", "h:7_0")
+
+
+@pytest.mark.parametrize("text", WRONG)
 def test_address__that_is_none__is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="HOST:PORT"):
+    with pytest.raises(ConfigError, match=r"^address=.* must be HOST:PORT"):
         channel.parse_address(text)
+    with pytest.raises(ConfigError, match=r"^listen=.* must be HOST:PORT"):
+        channel.parse_address(text, "listen")
 
 
 def test_token__comes_from_environment_or_file(tmp_path) -> None:

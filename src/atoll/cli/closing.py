@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from atoll.cli.console import warn
+from atoll.errors import RunError
 from atoll.recipes.data import Corpus
-from atoll.store.files import write_atomic
+from atoll.store.files import END_WAIT_S, insist, write_atomic
 from atoll.watch.lines import count
 from atoll.watch.summary import summarise
 from atoll.watch.view import RunView
@@ -35,9 +37,16 @@ def evaluate_run(run_dir: Path, corpus: Corpus, length: int) -> float | None:
 
 
 def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
-    """summary.json, atomically."""
-    path = run_dir / "summary.json"
-    write_atomic(path, json.dumps(summary, indent=1).encode() + b"\n")
+    """summary.json, atomically. Waits for room on the disk; RunError where none comes."""
+    path, data = run_dir / "summary.json", json.dumps(summary, indent=1).encode() + b"\n"
+
+    def tell(error: OSError) -> None:
+        warn(f"{path} cannot be written ({error.strerror}); waiting up to {END_WAIT_S:.0f} s for room")
+
+    try:
+        insist(lambda: write_atomic(path, data), tell)
+    except OSError as error:
+        raise RunError(f"{path} cannot be written ({error.strerror}); all else of the run is as it says") from error
     return path
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.cli.parse import parse
+from atoll.streams import ending_signals
 
 LINE_EVERY_S = 30.0
 
@@ -77,12 +80,26 @@ class Progress:
             print(line, flush=True)
 
 
+def leave_when_asked() -> None:
+    """SIGTERM, and the end of the terminal, are as Ctrl-C: the syncer is told. The second one ends at once."""
+
+    def leave(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        for number in ending_signals():
+            if number != signal.SIGINT:
+                signal.signal(number, leave)
+
+
 def main(argv: Sequence[str]) -> int:
     """0 when the run is over."""
     options = parse(LearnerCommand, "learner", argv)
     from atoll.errors import ConfigError, RunOverError
     from atoll.recipes.loop import TrainConfig, check_slow, default_inner, train
-    from atoll.train.checks import check_name, check_reach, default_name
+    from atoll.train.checks import check_name, check_reach
+    from atoll.train.learner import default_name
 
     if not 1 <= options.index <= options.of:
         raise ConfigError(f"index={options.index} must be between 1 and of={options.of}")
@@ -107,6 +124,7 @@ def main(argv: Sequence[str]) -> int:
         slow=options.slow_factor,
         threads=options.threads,
     )
+    leave_when_asked()
     wait = f"up to {options.timeout_s:g} s"
     print(f"learner {name}: looking for a syncer at {options.address} for {wait}", flush=True)
     try:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from atoll import __version__
 from atoll.errors import AtollError, DivergedError
+from atoll.streams import settle
 
 COMMANDS = {
     "train": ("atoll.cli.train", "start a run on this machine: a syncer and its learners"),
@@ -26,6 +27,8 @@ COMMANDS = {
     "sample": ("atoll.cli.sample", "text from a run's model"),
     "sim": ("atoll.cli.sim", "the core in virtual worlds: search for bugs (sim fuzz), run a scenario (sim run)"),
 }
+LASTING = frozenset({"train", "syncer", "learner", "pull"})
+"""They have more to do than to print: whatever becomes of their output, they go on to their end."""
 EXIT_BAD_INPUT = 2
 EXIT_DIVERGED = 3
 EXIT_INTERRUPTED = 130
@@ -43,6 +46,8 @@ def usage() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        settle(lasting=bool(words) and words[0] in LASTING)
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage(), end="")
         return 0 if words else EXIT_BAD_INPUT

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 GONE_S = 30.0
-ADDRESS = re.compile(r"[^/]+:\d{1,5}")
+ADDRESS = re.compile(r"[^/]+:[0-9]{1,5}")
 SOON_S = 5.0
 """How long until another look where there is no model yet."""
 
@@ -167,6 +167,7 @@ class Follower:
     """Writes what a source has into a directory."""
 
     def __init__(self, source: Source, to: Path, keep: int | None) -> None:
+        from atoll.store.files import remove_asides
         from atoll.store.merged import newest_written
 
         self._source = source
@@ -175,6 +176,7 @@ class Follower:
         self._written: list[Path] = []
         self._known: Known | None = None
         self._hash = ""
+        remove_asides(to)
         found = newest_written(to)
         if found is not None:
             self._known, self._hash = (found[1]["run_id"], found[1]["versions"]), found[1]["hash"]

@@ -42,11 +42,12 @@ def main(argv: Sequence[str]) -> int:
     """0 when the run is over, 130 when a signal ended it early."""
     options = parse(SyncerCommand, "syncer", argv)
     from atoll.errors import ConfigError
-    from atoll.launch.plan import check_port, check_run_dir, listen_address, method_settings, new_run_id
+    from atoll.launch.plan import check_port, check_run_dir, method_settings, new_run_id
+    from atoll.wire.channel import parse_address
 
     if options.min_ready < 1:
         raise ConfigError(f"min_ready={options.min_ready} must be at least 1")
-    host, port = listen_address(options.listen)
+    host, port = parse_address(options.listen, "listen")
     settings = method_settings(
         options, steps=options.steps, learners=options.min_ready, run_id=new_run_id(), counted_as="min_ready"
     )

@@ -12,6 +12,10 @@ from atoll.cli.parse import parse
 from atoll.core.config import DATA_PARALLEL, MODES, choice
 from atoll.launch.options import LocalOptions
 
+EXIT_FAILED = 1
+EXPECTED = ("finished", "stopped by a signal")
+"""Ends that need no warning."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Train(Shown, LocalOptions):
@@ -41,11 +45,14 @@ def train_apart(options: Train) -> int:
     run = LocalRun(plan, say=console.say, on_record=console.record)
     with console.shown():
         outcome = run.run()
+    if not plan.run_dir.exists():
+        warn(outcome.reason)
+        return outcome.code or EXIT_FAILED
     extra: dict[str, Any] = {"model": options.model, "data": list(options.data), "exit": outcome.reason}
     extra["evaluator_cpu_s"] = run.evaluator_cpu_s
     summary = close_run(plan.run_dir, console.view, plan.corpus, plan.learners[0].preset().length, extra)
     console.closing(closing_lines(plan.run_dir, summary, console.view), summary)
-    if outcome.code == 1 or outcome.reason.startswith("killed"):
+    if outcome.reason not in EXPECTED:
         warn(outcome.reason)
     return outcome.code
 
@@ -71,6 +78,9 @@ def train_parallel(options: Train) -> int:
     console = JsonConsole() if options.json else Console(quiet=options.quiet)
     run = ParallelRun(plan, say=console.say, on_step=on_step)
     outcome = run.run()
+    if not plan.run_dir.exists():
+        warn(outcome.reason)
+        return outcome.code or EXIT_FAILED
     summary = summarise_parallel(
         {name: log.rows for name, log in run.logs.items()},
         settings=plan.settings(),
@@ -81,6 +91,6 @@ def train_parallel(options: Train) -> int:
     )
     write_summary(plan.run_dir, summary)
     console.closing(parallel_lines(plan.run_dir, summary), summary)
-    if outcome.code == 1 or outcome.reason.startswith("killed"):
+    if outcome.reason not in EXPECTED:
         warn(outcome.reason)
     return outcome.code

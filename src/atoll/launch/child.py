@@ -17,6 +17,7 @@ from typing import Any
 
 from atoll.errors import AtollError, DivergedError, RunOverError
 from atoll.launch.cores import pin
+from atoll.streams import settle
 
 ENDED_OK = 0
 ENDED_WRONG = 2
@@ -110,7 +111,7 @@ def run_rank(spec: dict[str, Any]) -> int:
         print(f"atoll: {error}", file=sys.stderr)
         return ENDED_RANK_LOST
     print(f"{result.steps} steps, {result.tokens} tokens, last loss {result.loss:.4f}", flush=True)
-    return ENDED_OK
+    return ENDED_OK if result.steps == spec["steps"] else ENDED_INTERRUPTED
 
 
 ROLES = {"syncer": run_syncer, "learner": run_learner, "rank": run_rank, "evaluator": evaluator}
@@ -118,6 +119,7 @@ ROLES = {"syncer": run_syncer, "learner": run_learner, "rank": run_rank, "evalua
 
 def main(argv: list[str]) -> int:
     """The exit status: 0 as it should, 2 an error for people, 3 diverged, 4 another rank was lost, 130 interrupted."""
+    settle(lasting=True)
     die_with_parent(int(argv[2]))
     spec = json.loads(argv[3])
     pin(tuple(spec.get("cores", ())))

@@ -88,6 +88,7 @@ class Evaluator:
         self._cost_s = 0.0
         self._slot = -1
         self._hash = ""
+        self._told = False
 
     def run(self) -> None:
         """Until the run is over."""
@@ -120,11 +121,21 @@ class Evaluator:
             loss, batches = self._evaluate(model)
             if math.isfinite(loss):
                 cost_s = self._cpu() - before_s
-                self._append(EvalLine(slot=model.slot, loss=loss, batches=batches, cpu_s=cost_s, hash=model.hash))
+                self._note(EvalLine(slot=model.slot, loss=loss, batches=batches, cpu_s=cost_s, hash=model.hash))
             else:
                 print(f"slot {model.slot}: the held-out loss is {loss}", flush=True)
         self._slot, self._hash = model.slot, model.hash
         self._due_s = started_s + self._every.seconds
+
+
+    def _note(self, line: EvalLine) -> None:
+        """A loss that finds no room on the disk is dropped; the next one may."""
+        try:
+            self._append(line)
+        except OSError as error:
+            if not self._told:
+                print(f"atoll: losses on the way cannot be written ({error}); these are dropped", flush=True)
+            self._told = True
 
 
 def run_evaluator(spec: dict[str, Any]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +21,7 @@ from atoll.launch.processes import Child, Patience, Signals, describe_exit, writ
 from atoll.recipes.loop import TrainConfig
 from atoll.recipes.muon import MUON_LR
 from atoll.store.files import write_atomic
-from atoll.store.rundir import open_rundir, to_toml
+from atoll.store.rundir import gone_text, is_gone, open_rundir, remove_run, to_toml
 from atoll.store.tape import read_tape
 from atoll.watch.lines import count
 from atoll.wire.channel import format_address
@@ -39,13 +38,19 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
+FINISHED = "finished"
+STOPPED = "stopped by a signal"
+KILLED = "killed by a second signal; no model is written"
+SYNCER_STOPPED = "stopped by a signal to its syncer"
+SYNCER_KILLED = "the syncer was ended by a signal before it was done; no model is written"
+
 Say = Callable[[str], None]
 OnRecord = Callable[[Record], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended: exit status 0, 1 (the syncer died, or nobody was left) or 130, and what to say about it."""
+    """How a run ended: exit status 0, 1 (it failed) or 130 (stopped), and what to say about it (docs/ENDS.md)."""
 
     code: int
     reason: str
@@ -64,6 +69,9 @@ class LocalRun:
         self._done: set[str] = set()
         self._diverged: set[str] = set()
         self._signals = Signals()
+        self._ours = False
+        self._gone = False
+        self._stopped = False
         self._tape_bytes = 0
         self._tape_lines = 0
         self._phase = "waiting"
@@ -82,9 +90,12 @@ class LocalRun:
             existed = self._plan.run_dir.exists()
             try:
                 self._begin()
-            except BaseException:
+            except BaseException as error:
                 self._kill_all()
-                self._clear(existed)
+                if self._ours:
+                    remove_run(self._plan.run_dir, keep=existed)
+                if isinstance(error, OSError):
+                    raise unwritable(self._plan.run_dir, error) from error
                 raise
             try:
                 return self._watch()
@@ -94,16 +105,12 @@ class LocalRun:
                 self._follow()
                 self._pids_changed()
 
-    def _clear(self, existed: bool) -> None:
-        """A run that did not start leaves no directory."""
-        shutil.rmtree(self._plan.run_dir, ignore_errors=True)
-        if existed:
-            self._plan.run_dir.mkdir(exist_ok=True)
-
     def _begin(self) -> None:
         plan = self._plan
         self._began_s = time.monotonic()
         rundir = open_rundir(plan.run_dir, plan.config.run_id)
+        self._ours = True
+        self._inode = plan.run_dir.stat().st_ino
         (plan.run_dir / "logs").mkdir(exist_ok=True)
         write_recipe(plan.run_dir, plan.learners[0], plan.options)
         self._tape = rundir.tape
@@ -165,12 +172,17 @@ class LocalRun:
         syncer = self._children["syncer"]
         while True:
             time.sleep(POLL_S)
+            self._look_for_directory()
             self._follow()
             if self._hear_signals():
-                return Outcome(EXIT_INTERRUPTED, "killed by a second signal")
+                return Outcome(EXIT_INTERRUPTED, KILLED)
+            if self._gone and self._signals.count:
+                return Outcome(EXIT_FAILED, f"{gone_text(self._plan.run_dir)}, and it was stopped")
             self._look_after_learners()
             self._look_after_evaluator()
             if not syncer.running and not self._syncer_dead:
+                if syncer.code == EXIT_INTERRUPTED and not self._signals.count:
+                    return Outcome(EXIT_FAILED, SYNCER_KILLED)
                 if syncer.code in (0, EXIT_INTERRUPTED):
                     return self._goodbye()
                 self._mourn_syncer(syncer)
@@ -181,6 +193,11 @@ class LocalRun:
                 self._failure = "no learner is left"
                 self._say("no learner is left; the run ends with what was merged")
                 syncer.signal(signal.SIGINT)
+
+    def _look_for_directory(self) -> None:
+        gone, self._gone = self._gone, is_gone(self._plan.run_dir, self._inode)
+        if self._gone and not gone:
+            self._say(f"{gone_text(self._plan.run_dir)}; it goes on where it comes back, Ctrl-C ends it")
 
     def _hear_signals(self) -> bool:
         """The first signal stops the syncer cleanly; True at the second."""
@@ -206,6 +223,7 @@ class LocalRun:
             self._tape_bytes, self._tape_lines = entry.stop_bytes, entry.i + 1
             if isinstance(entry.record, PhaseLine):
                 self._phase = entry.record.phase
+                self._stopped |= entry.record.reason.startswith("stopped")
                 self._running_s = time.monotonic() if self._phase == "running" else self._running_s
             if isinstance(entry.record, PublishedLine):
                 self._published_slot = max(self._published_slot, entry.record.slot)
@@ -325,8 +343,9 @@ class LocalRun:
         if self._failure:
             return Outcome(EXIT_FAILED, self._failure)
         if self._signals.count:
-            return Outcome(EXIT_INTERRUPTED, "stopped by a signal")
-        return Outcome(0, "finished")
+            return Outcome(EXIT_INTERRUPTED, STOPPED)
+        self._follow()
+        return Outcome(EXIT_INTERRUPTED, SYNCER_STOPPED) if self._stopped else Outcome(0, FINISHED)
 
     def _kill_all(self) -> None:
         """Nobody outlives the launcher: first gently, then not."""
@@ -339,8 +358,13 @@ class LocalRun:
                 child.wait(KILL_WAIT_S)
 
     def _pids_changed(self) -> None:
-        if self._plan.run_dir.exists():
+        if self._ours and self._plan.run_dir.exists():
             write_pids(self._plan.run_dir / "processes.json", self._children)
+
+
+def unwritable(run_dir: Path, error: OSError) -> RunError:
+    """A run that cannot begin for want of room, rights or a sound file system."""
+    return RunError(f"run directory {str(run_dir)!r} cannot be written ({error.strerror or error}); choose another")
 
 
 def write_recipe(run_dir: Path, train: TrainConfig, options: Mapping[str, Any]) -> None:

@@ -16,15 +16,19 @@ from atoll.core.config import DATA_PARALLEL, SEED_MAX, STEPS_MAX
 from atoll.core.layout import make_layout
 from atoll.errors import ConfigError
 from atoll.launch.check import check_data, check_init
-from atoll.launch.child import ENDED_RANK_LOST
+from atoll.launch.child import ENDED_INTERRUPTED, ENDED_RANK_LOST
 from atoll.launch.cores import Share, machine_cores, thread_environment
 from atoll.launch.local import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
+    FINISHED,
     KILL_WAIT_S,
+    KILLED,
     POLL_S,
+    STOPPED,
     Outcome,
     Say,
+    unwritable,
     write_recipe,
 )
 from atoll.launch.options import LocalOptions, as_told
@@ -34,8 +38,7 @@ from atoll.launch.processes import Child, Signals, describe_exit, write_pids
 from atoll.recipes.data import Corpus
 from atoll.recipes.loop import TrainConfig
 from atoll.recipes.model import build_model
-from atoll.store.files import write_atomic
-from atoll.store.rundir import to_toml
+from atoll.store.rundir import gone_text, is_gone, remove_run, take_directory
 from atoll.store.steps import StepReader, StepRow, step_log_path
 from atoll.tensors.names import specs_of
 
@@ -44,6 +47,7 @@ MEANINGLESS = (
     "listen", "eval_every",
 )  # fmt: skip
 """Options that say how a syncer merges, or where it is."""
+RANK_STOPPED = "stopped by a signal to one of its ranks"
 CULPRIT_WAIT_S = 2.0
 """Ranks that lost another one may be seen to end before it."""
 
@@ -125,14 +129,25 @@ class ParallelRun:
         self._on_step = on_step
         self._children: dict[str, Child] = {}
         self._signals = Signals()
+        self._ours = False
+        self._gone = False
         steps = plan.run_dir / "steps"
         self.logs = {train.name: StepReader(step_log_path(steps, train.name, 1)) for train in plan.learners}
 
     def run(self) -> Outcome:
         """Until all ranks have ended; none is left behind."""
         with self._signals:
+            existed = self._plan.run_dir.exists()
             try:
                 self._begin()
+            except BaseException as error:
+                self._kill_all()
+                if self._ours:
+                    remove_run(self._plan.run_dir, keep=existed)
+                if isinstance(error, OSError):
+                    raise unwritable(self._plan.run_dir, error) from error
+                raise
+            try:
                 return self._watch()
             finally:
                 self._kill_all()
@@ -141,8 +156,8 @@ class ParallelRun:
 
     def _begin(self) -> None:
         plan = self._plan
-        plan.run_dir.mkdir(parents=True, exist_ok=True)
-        write_atomic(plan.run_dir / "run.toml", to_toml(plan.settings()).encode())
+        take_directory(plan.run_dir, plan.settings())
+        self._ours, self._inode = True, plan.run_dir.stat().st_ino
         write_recipe(plan.run_dir, plan.learners[0], plan.options)
         for train, share in zip(plan.learners, plan.shares, strict=True):
             environ = thread_environment(share.threads, os.environ) | {"GLOO_SOCKET_IFNAME": loopback()}
@@ -158,15 +173,28 @@ class ParallelRun:
             time.sleep(POLL_S)
             self._follow()
             if self._hear_signals():
-                return Outcome(EXIT_INTERRUPTED, "killed by a second signal")
-            dead = [child for child in self._children.values() if child.code not in (None, 0)]
+                return Outcome(EXIT_INTERRUPTED, KILLED)
+            if self._directory_is_gone() and self._signals.count:
+                return Outcome(EXIT_FAILED, f"{gone_text(self._plan.run_dir)}, and it was stopped")
+            dead = [child for child in self._children.values() if child.code not in (None, 0, ENDED_INTERRUPTED)]
             if dead and self._signals.count:
-                return Outcome(EXIT_INTERRUPTED, "stopped by a signal")
+                return Outcome(EXIT_INTERRUPTED, STOPPED)
             if dead:
                 return Outcome(EXIT_FAILED, self._blame())
             if not any(child.running for child in self._children.values()):
-                stopped = Outcome(EXIT_INTERRUPTED, "stopped by a signal")
-                return stopped if self._signals.count else Outcome(0, "finished")
+                return self._ended()
+
+    def _ended(self) -> Outcome:
+        if self._signals.count:
+            return Outcome(EXIT_INTERRUPTED, STOPPED)
+        stopped = any(child.code == ENDED_INTERRUPTED for child in self._children.values())
+        return Outcome(EXIT_INTERRUPTED, RANK_STOPPED) if stopped else Outcome(0, FINISHED)
+
+    def _directory_is_gone(self) -> bool:
+        gone, self._gone = self._gone, is_gone(self._plan.run_dir, self._inode)
+        if self._gone and not gone:
+            self._say(f"{gone_text(self._plan.run_dir)}; Ctrl-C ends it")
+        return self._gone
 
     def _hear_signals(self) -> bool:
         """The first signal asks every rank to stop, and they agree on the step; True at the second."""
@@ -208,7 +236,7 @@ class ParallelRun:
             child.wait(KILL_WAIT_S)
 
     def _pids_changed(self) -> None:
-        if self._plan.run_dir.exists():
+        if self._ours and self._plan.run_dir.exists():
             write_pids(self._plan.run_dir / "processes.json", self._children)
 
 

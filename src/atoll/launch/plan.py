@@ -12,13 +12,13 @@ from typing import Any
 
 from atoll.core.config import MODES, STEPS_MAX, RunConfig, choice
 from atoll.errors import ConfigError, RunError
+from atoll.store.files import is_vacant
 
 INTERVAL = 24
 OVERLAP = 2
 FRAGMENTS = {"tiny": 8}
 """P by model where the layout's rule is not asked; it must divide the interval, else the rule decides."""
 START_WAIT_S = 120.0
-PORT_MAX = 65_535
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,15 +128,6 @@ def slow_factors(settings: Sequence[str], names: Sequence[str]) -> dict[str, flo
     return factors
 
 
-def listen_address(text: str) -> tuple[str, int]:
-    """HOST:PORT -> (host, port); port 0: any free one."""
-    host, colon, port = text.rpartition(":")
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not bare or not port.isdigit() or int(port) > PORT_MAX or (":" in bare and bare == host):
-        raise ConfigError(f"listen={text[:120]!r} must be HOST:PORT, such as 127.0.0.1:7700 or [::1]:7700")
-    return bare, int(port)
-
-
 def check_port(name: str, host: str, port: int) -> None:
     """RunError where the port cannot be opened now. The syncer says so too; this comes before anything is written."""
     if not port:
@@ -158,7 +149,7 @@ def check_port(name: str, host: str, port: int) -> None:
 def check_run_dir(path: Path) -> None:
     """RunError where `path` is not a new or an empty directory."""
     try:
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and (not path.is_dir() or not is_vacant(path)):
             what = "holds another run" if (path / "run.toml").exists() else "is not an empty directory"
             raise RunError(f"run directory {str(path)!r} {what}; choose another with --run, or remove it")
         parent = next(p for p in path.absolute().parents if p.exists())

@@ -22,7 +22,6 @@ from atoll.launch.plan import (
     check_port,
     check_run_dir,
     learner_names,
-    listen_address,
     method_settings,
     new_run_id,
     slow_factors,
@@ -30,7 +29,7 @@ from atoll.launch.plan import (
 )
 from atoll.recipes.data import Corpus
 from atoll.recipes.loop import MERGE_BESIDE, TrainConfig, default_inner
-from atoll.wire.channel import check_listening, load_token
+from atoll.wire.channel import check_listening, load_token, parse_address
 
 LEARNERS_MAX = 256
 
@@ -108,7 +107,7 @@ def prepare(options: LocalOptions, environ: Mapping[str, str] = os.environ) -> P
     if not 1 <= options.learners <= LEARNERS_MAX:
         raise ConfigError(f"learners={options.learners} must be between 1 and {LEARNERS_MAX} on one machine")
     cores = machine_cores()
-    host, port = listen_address(options.listen or LISTEN)
+    host, port = parse_address(options.listen or LISTEN, "listen")
     evals = eval_every(EVAL_EVERY if options.eval_every is None else options.eval_every)
     run_dir = options.run or default_run_dir(options.model)
     check_run_dir(run_dir)

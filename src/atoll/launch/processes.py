@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -12,22 +13,29 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from atoll.runtime.children import python_command
 from atoll.store.files import write_atomic
+from atoll.streams import Asked, ending_signals
 
 LOG_TAIL_BYTES = 4096
 ERROR_PREFIX = "atoll: "
 
 
 class Signals:
-    """Ctrl-C and SIGTERM, counted while it is entered; elsewhere than in the main thread nothing is heard."""
+    """Ctrl-C, SIGTERM and a closed terminal, counted while it is entered; elsewhere than in the main thread nothing is
+    heard."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self._asked = Asked()
         self._seen = 0
         self._before: dict[signal.Signals, Any] = {}
+
+    @property
+    def count(self) -> int:
+        """How often the launcher was asked to end."""
+        return self._asked.count
 
     def news(self) -> bool:
         """More have come since it was last asked."""
@@ -36,8 +44,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            numbers = (signal.SIGINT, signal.SIGTERM)
-            self._before = {number: signal.signal(number, self._hear) for number in numbers}
+            self._before = {number: signal.signal(number, self._hear) for number in ending_signals()}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -45,7 +52,7 @@ class Signals:
             signal.signal(number, handler)
 
     def _hear(self, number: int, frame: object) -> None:
-        self.count += 1
+        self._asked.hear(number)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,8 +72,7 @@ class Child:
 
     def start(self) -> None:
         """stdin is empty, output goes to the log; Ctrl-C in the terminal reaches only the launcher."""
-        self.log.parent.mkdir(exist_ok=True)
-        with self.log.open("ab") as log:
+        with open_log(self.log) as log:
             self.process = subprocess.Popen(
                 python_command("atoll.launch.child", str(os.getpid()), json.dumps(self.spec)),
                 stdin=subprocess.DEVNULL,
@@ -121,6 +127,15 @@ class Child:
         return (told or lines or [""])[-1]
 
 
+def open_log(path: Path) -> IO[bytes]:
+    """For a child's output. Where the disk has no room for it, nobody keeps what the child says."""
+    try:
+        path.parent.mkdir(exist_ok=True)
+        return path.open("ab")
+    except OSError:
+        return open(os.devnull, "ab")
+
+
 def children_cpu_s() -> float:
     """CPU time, user and system, of all children that have been waited for."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -159,7 +174,8 @@ class Patience:
 
 
 def write_pids(path: Path, children: Mapping[str, Child]) -> None:
-    """processes.json: the launcher and whatever runs now, by name."""
+    """processes.json: the launcher and whatever runs now, by name. Where the disk has no room it stays as it is."""
     pids = {"launcher": os.getpid()}
     pids |= {name: child.process.pid for name, child in children.items() if child.running and child.process}
-    write_atomic(path, json.dumps(pids, indent=1).encode() + b"\n", sync=False)
+    with contextlib.suppress(OSError):
+        write_atomic(path, json.dumps(pids, indent=1).encode() + b"\n", sync=False)

@@ -5,6 +5,7 @@ Data order, schedule, clipping, seed and model are those of the learner of the s
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from atoll.core.layout import make_layout
 from atoll.core.messages import Version
-from atoll.errors import AtollError
+from atoll.errors import AtollError, RunError
 from atoll.recipes.data import check_corpus, load_corpus
 from atoll.recipes.loop import (
     TrainConfig,
@@ -32,12 +33,16 @@ from atoll.recipes.loop import (
 )
 from atoll.recipes.model import build_model
 from atoll.recipes.schedule import rate_factor
+from atoll.store.files import END_WAIT_S, insist
 from atoll.store.model import export_model, load_pieces
 from atoll.tensors.flat import gather, scatter_
 from atoll.tensors.names import parameters_by_name, specs_of
 
 ANSWER_WAIT_S = 600
 """A rank that is silent for longer in the middle of a step is given up by the others."""
+
+
+_logger = logging.getLogger("atoll")
 
 
 class RankLostError(AtollError):
@@ -96,6 +101,10 @@ def process_group(rendezvous: Path, rank: int, ranks: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
+def _tell_full(error: OSError) -> None:
+    _logger.warning("the model cannot be written (%s); waiting up to %d s for room", error.strerror, END_WAIT_S)
+
+
 def train_parallel(
     config: TrainConfig, *, steps: int, rendezvous: Path, run_id: str, init: Path | None, stopping: Callable[[], bool]
 ) -> TrainResult:
@@ -125,5 +134,9 @@ def train_parallel(
                 break
         if config.learner_index == 0:
             theta = gather(parameters_by_name(model), layout.pieces[0])
-            export_model(config.run_dir / "model", run_id, layout, [theta], [Version(0, step)])
+            where = config.run_dir / "model"
+            try:
+                insist(lambda: export_model(where, run_id, layout, [theta], [Version(0, step)]), _tell_full)
+            except OSError as error:
+                raise RunError(f"the model cannot be written to {where}: {error.strerror or error}") from error
     return TrainResult(steps=step, tokens=step * tokens, loss=loss, model=model)

@@ -24,13 +24,14 @@ from atoll.core.layout import make_layout
 from atoll.core.messages import PROTOCOL_VERSION, Hello, LearnerMessage, Life, Welcome
 from atoll.errors import AtollError
 from atoll.runtime.memory import SharedMemory, make_plan
-from atoll.runtime.pipe import AgentCost, Pipe, PipeError, Setup
+from atoll.runtime.pipe import AgentCost, BulkTrouble, Pipe, PipeError, Setup
 from atoll.runtime.transfers import Transfers
 from atoll.wire import atoll_pb2 as pb
 from atoll.wire import channel as wire_channel
 from atoll.wire import check, convert
 
 FIRST_ANSWER_S = 20.0
+PARENT_POLL_S = 1.0
 FAREWELL_S = 2.0
 OUTBOX_MAX = 10_000
 SESSION = "/atoll.v1.Control/Session"
@@ -77,6 +78,7 @@ class AgentDriver:
         self._start_cpu_ns = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._leaving = False
+        self._unreachable_s: float | None = None
         self._performers: dict[type, Callable[[Any], None]] = {
             events.ToSyncer: lambda action: self._say(action.message),
             events.ToLearner: lambda action: self._tell_learner(action.event),
@@ -98,11 +100,17 @@ class AgentDriver:
 
     def _watch_parent(self) -> None:
         # Data loader workers of a killed training process may hold its end of the socket for seconds.
-        if hasattr(os, "pidfd_open"):
-            try:
-                self._loop.add_reader(os.pidfd_open(self._parent_pid), os._exit, 0)
-            except OSError:
-                os._exit(0)
+        try:
+            self._loop.add_reader(os.pidfd_open(self._parent_pid), os._exit, 0)
+        except ProcessLookupError:
+            os._exit(0)
+        except (AttributeError, OSError):  # not everywhere, and not in every container
+            self._look_for_parent()
+
+    def _look_for_parent(self) -> None:
+        if os.getppid() != self._parent_pid:
+            os._exit(0)
+        self._loop.call_later(PARENT_POLL_S, self._look_for_parent)
 
     def _spawn(self, work: Any) -> asyncio.Task[Any]:
         task = self._loop.create_task(work)
@@ -303,4 +311,17 @@ class AgentDriver:
         self._spawn(self._run_transfer(self._transfers.download(action)))
 
     async def _run_transfer(self, transfer: Any) -> None:
-        self.dispatch(await transfer)
+        ended = await transfer
+        self._tell_trouble()
+        self.dispatch(ended)
+
+    def _tell_trouble(self) -> None:
+        """The training process learns that the bulk service is not there, and that it is again."""
+        assert self._transfers is not None
+        reason, was = self._transfers.unreachable, self._unreachable_s
+        if reason:
+            self._unreachable_s = time.monotonic() if was is None else was
+            self._tell_learner(BulkTrouble(self._transfers.target, reason, time.monotonic() - self._unreachable_s))
+        elif was is not None:
+            self._unreachable_s = None
+            self._tell_learner(BulkTrouble(self._transfers.target, "", 0.0))

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
 import socket
 import sys
 
 
 def main() -> None:
     """Run until the training process is gone or has said goodbye."""
-    # Ctrl-C goes to the whole terminal; the training process decides, and its end ends this one.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    from atoll.runtime.children import ignore_signals
+
+    ignore_signals()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     socket_fd, memory_fd, parent = map(int, sys.argv[2:5])
     from atoll.errors import AtollError

@@ -7,10 +7,12 @@ what the environment names, and the folder of this very atoll comes last.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import atoll
@@ -35,3 +37,32 @@ def _standard_library() -> Sequence[str]:
     inside = {os.path.join(home, "lib-dynload") for home in homes}
     beside = {os.path.join(os.path.dirname(home), packed) for home in homes}
     return sorted(homes | inside | beside)
+
+
+KEPT = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGCHLD, signal.SIGABRT, signal.SIGPIPE}
+"""What cannot be caught, must do its work, or says that this very process is at fault; SIGPIPE Python ignores."""
+FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
+
+
+def others_signals() -> set[int]:
+    """Signals that go to a whole group or terminal, and are the business of the process that a user started."""
+    return {int(number) for number in signal.valid_signals() - KEPT - FAULTS}
+
+
+@contextlib.contextmanager
+def held_signals() -> Iterator[None]:
+    """A child that is started here gets none of them before it says that it ignores them (`ignore_signals`)."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, others_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_signals() -> None:
+    """In a child: what is sent to the whole group ends its parent or not, and that decides."""
+    for number in others_signals():
+        # The C library keeps some real-time signals to itself.
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, others_signals())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
+import selectors
 import socket
 import subprocess
 import time
@@ -15,9 +15,9 @@ import weakref
 from typing import Any
 
 from atoll.errors import RunError
-from atoll.runtime.children import python_command
+from atoll.runtime.children import held_signals, python_command
 from atoll.runtime.memory import SharedMemory, create_file
-from atoll.runtime.pipe import AgentCost, Pipe, PipeError, Setup
+from atoll.runtime.pipe import AgentCost, BulkTrouble, Pipe, PipeError, Setup
 
 EXIT_WAIT_S = 5.0
 
@@ -31,14 +31,16 @@ class AgentClient:
         self.memory = SharedMemory(memory_fd)
         self.pipe = Pipe(ours)
         self.cost: AgentCost | None = None
+        self.bulk_trouble: BulkTrouble | None = None
         self._pid = os.getpid()
         with theirs:
             numbers = [str(theirs.fileno()), str(memory_fd), str(self._pid)]
-            self.process = subprocess.Popen(
-                python_command("atoll.runtime.agent_main", *numbers),
-                pass_fds=(theirs.fileno(), memory_fd),
-                stdin=subprocess.DEVNULL,
-            )
+            with held_signals():
+                self.process = subprocess.Popen(
+                    python_command("atoll.runtime.agent_main", *numbers),
+                    pass_fds=(theirs.fileno(), memory_fd),
+                    stdin=subprocess.DEVNULL,
+                )
         _close_in_children(self)
         self.pipe.send(setup)
 
@@ -59,9 +61,12 @@ class AgentClient:
     def wait(self, timeout_s: float) -> list[Any]:
         """Items that come within `timeout_s`; empty after that."""
         self.flush()
-        write = [self.pipe.sock] if self.pipe.sending else []
-        readable, writable, _ = select.select([self.pipe.sock], write, [], max(0.0, timeout_s))
-        return self.poll() if readable or writable else []
+        # Not select: its descriptors must be below 1,024, and a training process may have more open.
+        with selectors.DefaultSelector() as selector:
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.pipe.sending else 0)
+            selector.register(self.pipe.sock, wanted)
+            ready = selector.select(max(0.0, timeout_s))
+        return self.poll() if ready else []
 
     def send(self, item: Any) -> None:
         """Hand an item to the agent at the next `flush` or `wait`. RunError where it is gone."""
@@ -74,7 +79,9 @@ class AgentClient:
         for item in items:
             if isinstance(item, AgentCost):
                 self.cost = item
-        return [item for item in items if not isinstance(item, AgentCost)]
+            elif isinstance(item, BulkTrouble):
+                self.bulk_trouble = item if item.reason else None
+        return [item for item in items if not isinstance(item, AgentCost | BulkTrouble)]
 
     def _gone(self) -> RunError:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -96,6 +103,7 @@ class AgentClient:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self.memory.release()
 
     def drop_in_child(self) -> None:
         """A forked child must not keep the agent alive."""

@@ -83,6 +83,16 @@ class SharedMemory:
         self._data = memoryview(mmap.mmap(self.fd, plan.total_bytes))
         self.plan = plan
 
+    def release(self) -> None:
+        """Give back all of it, and the descriptor; what somebody still looks at goes when that is dropped."""
+        if self.fd < 0:
+            return
+        os.close(self.fd)
+        self.fd = -1
+        self._numbers.release()
+        self._page.close()
+        self._data = None
+
     def upload(self, piece: int) -> memoryview:
         """The upload buffer of a piece."""
         assert self._data is not None

@@ -58,9 +58,18 @@ class AgentCost:
     bulk_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class BulkTrouble:
+    """From the agent: since when transfers find no connection; reason empty: one has moved again."""
+
+    target: str
+    reason: str
+    lasted_s: float
+
+
 _HEARD, _FROM_LEARNER = "<", ">"
 _BODIES = (
-    *(StreamLost, UpdateArrived, UploadDone, SeedOffered, PlaceFreed, Setup, AgentCost),
+    *(StreamLost, UpdateArrived, UploadDone, SeedOffered, PlaceFreed, Setup, AgentCost, BulkTrouble),
     *get_args(messages.SyncerMessage),
     *get_args(messages.LearnerMessage),
 )

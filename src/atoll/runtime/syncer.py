@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
 import sys
 import time
 from collections import deque
@@ -29,13 +28,16 @@ from atoll.errors import RunError
 from atoll.runtime.bulk import BulkService, Incoming
 from atoll.runtime.control import ControlService, Stream
 from atoll.runtime.descriptors import Reserve, raise_limit, reason_of
+from atoll.runtime.ending import write_at_last
 from atoll.runtime.lobby import Lobby, Opened
 from atoll.runtime.observers import Observers
 from atoll.runtime.options import Listening, SyncerOptions
 from atoll.runtime.scheduling import yield_to_training
 from atoll.runtime.strangers import Strangers
 from atoll.runtime.workshop import Checked, Published, Workshop
+from atoll.store.rundir import gone_text, is_gone
 from atoll.store.tape import Tape
+from atoll.streams import Asked, Told, ending_signals
 from atoll.wire import channel as wire_channel
 
 FLUSH_INTERVAL_S = 1.0
@@ -76,6 +78,8 @@ class SyncerServer:
         self._awake_ns = time.monotonic_ns()
         self._overslept_ns = DEFAULT_OVERSLEPT_NS
         self._unsynced = False
+        self._told = Told()
+        self._troubles: set[str] = set()
         self._backlog: deque[Record] = deque()
         self._lined_slots: set[int] = set()
         self._committed: dict[int, Published] = {}
@@ -138,6 +142,7 @@ class SyncerServer:
         bulk, bulk_port = self._bind(bulk_handlers, self._options.bulk_port, "bulk_port")
         self._control.bulk_port = self._observers.bulk_port = bulk_port
         rundir, self._epoch = self._lobby.open_directory()
+        self._inode, self._gone = rundir.path.stat().st_ino, False
         self._tape = Tape(rundir.tape)
         try:
             await control.start()
@@ -155,7 +160,10 @@ class SyncerServer:
             await self._observers.last_fetches(self._show)
             await asyncio.gather(*(server.stop(GOODBYE_S) for server in (control, bulk)))
             self._worker.shutdown()
-            self._tape.close()
+            try:
+                self._tape.close()
+            except OSError as error:
+                self._show(f"the tape cannot be synced: {reason_of(error)}")
             self._reserve.close()
 
     def _bind(
@@ -178,18 +186,21 @@ class SyncerServer:
 
     def _handle_signals(self) -> None:
         if self._options.handle_signals:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._loop.add_signal_handler(number, self._on_signal)
-        self._signals = 0
+            for number in ending_signals():
+                self._loop.add_signal_handler(number, self._on_signal, number)
+        self._asked = Asked()
 
-    def _on_signal(self) -> None:
-        self._signals += 1
-        if self._signals > 1:
+    def _on_signal(self, number: int) -> None:
+        if self._asked.count == self._asked.hear(number):
+            return
+        if self._asked.count > 1:
             os._exit(INTERRUPTED)
         if self._done.done():
             self._observers.give_up()
         elif self._machine is None:
             self._finish(INTERRUPTED)
+        elif is_gone(self._options.run_dir, self._inode):
+            self._fail(RunError(f"{gone_text(self._options.run_dir)}, and it was stopped"))
         else:
             self._notice("stopping: learners hand in their last work; once more ends at once")
             self.dispatch(events.StopRequested())
@@ -221,13 +232,21 @@ class SyncerServer:
 
     def _flush_regularly(self) -> None:
         self._loop.call_later(FLUSH_INTERVAL_S, self._flush_regularly)
+        self._look_for_directory()
         self._spawn(self._flush())
+
+    def _look_for_directory(self) -> None:
+        gone, self._gone = self._gone, is_gone(self._options.run_dir, self._inode)
+        if self._gone and not gone:
+            self._show(f"{gone_text(self._options.run_dir)}; it goes on where it comes back, and a signal ends it")
 
     async def _flush(self) -> None:
         try:
             await self._loop.run_in_executor(self._worker, self._tape.flush)
         except OSError as error:
-            self._notice(f"the tape cannot be written: {reason_of(error)}")
+            self._trouble("the tape cannot be written", error)
+        else:
+            self._trouble("the tape cannot be written", None)
 
     # ------------------------------------------------------------ machine
 
@@ -282,7 +301,7 @@ class SyncerServer:
         if isinstance(record, LifeEndLine):
             self._bulk.forget(Life(record.name, record.generation))
         if self._options.on_record is not None:
-            self._options.on_record(record)
+            self._told(self._options.on_record, record)
 
     def _write_backlog(self) -> None:
         while self._backlog:
@@ -301,11 +320,16 @@ class SyncerServer:
         if self._machine is not None:
             self._write(NoticeLine(time.monotonic_ns(), text))
 
+    def _trouble(self, what: str, error: OSError | None) -> None:
+        """Said once, until it is over."""
+        if error is None:
+            self._troubles.discard(what)
+        elif what not in self._troubles:
+            self._troubles.add(what)
+            self._notice(f"{what}: {reason_of(error)}")
+
     def _show(self, text: str) -> None:
-        if self._options.on_notice is not None:
-            self._options.on_notice(text)
-        else:
-            print(f"atoll: {text}", file=sys.stderr, flush=True)
+        self._told(self._options.on_notice or _to_stderr, text)
 
     # ------------------------------------------------------------ streams
 
@@ -465,8 +489,7 @@ class SyncerServer:
         self._in_worker(lambda: _os_error_of(keep), self._kept)
 
     def _kept(self, error: OSError | None) -> None:
-        if error is not None:
-            self._notice(f"a contribution cannot be kept for replay: {reason_of(error)}")
+        self._trouble("a contribution cannot be kept for replay", error)
 
     def _commit(self, action: events.Commit) -> None:
         """The slot's line, synced, and then the commit file, synced (R11)."""
@@ -476,7 +499,7 @@ class SyncerServer:
                 self._tape.append(action.record)
                 self._lined_slots.add(action.slot)
                 if self._options.on_record is not None:
-                    self._options.on_record(action.record)
+                    self._told(self._options.on_record, action.record)
         except OSError as error:
             reason = reason_of(error)
             self._loop.call_soon(lambda: self.dispatch(events.CommitFailed(action.slot, reason)))
@@ -501,10 +524,22 @@ class SyncerServer:
     async def _run_over(self) -> None:
         self._observers.end(over=True)
         self._reserve.close()
-        path = await self._loop.run_in_executor(self._worker, self._workshop.export)
+        where = self._options.run_dir
+        await write_at_last("the end of the tape", self._write_last_lines, where, self._show)
+        path = await write_at_last("the model", self._export, where, self._show)
         if path is not None:
             self._show(f"the model is in {path}")
         self._finish(0)
+
+    async def _write_last_lines(self) -> None:
+        self._write_backlog()
+
+    async def _export(self) -> str | None:
+        return await self._loop.run_in_executor(self._worker, self._workshop.export)
+
+
+def _to_stderr(text: str) -> None:
+    print(f"atoll: {text}", file=sys.stderr, flush=True)
 
 
 def _os_error_of(work: Callable[[], None]) -> OSError | None:

@@ -53,6 +53,8 @@ class Transfers:
         self._upload_call: Any = None
         self._moved_bytes = 0
         self._partial: _Partial | None = None
+        self.unreachable = ""
+        """Why the newest transfer found no connection; empty: it did."""
         self._fast = False
         """Downloads take no time to speak of: then one that fits a chunk is one operation of gRPC."""
 
@@ -87,11 +89,12 @@ class Transfers:
         """Send the upload buffer of a piece."""
         key = (action.piece, action.seq)
         started_ns = time.monotonic_ns()
-        self._uploading = key
+        self._uploading, self.unreachable = key, ""
         self._moved_bytes = 0
         try:
             result = await self._upload(action)
-        except BROKEN:
+        except BROKEN as error:
+            self._note(error)
             result = "unwanted" if self._uploading is None else "broken"
         self._broken_upload = key if result == "broken" else None
         self._uploading = self._upload_call = None
@@ -127,6 +130,15 @@ class Transfers:
                 return "unwanted"
         answer = await call
         return "unwanted" if answer.unwanted else "ok"
+
+    @property
+    def target(self) -> str:
+        """Where transfers go."""
+        return self._target
+
+    def _note(self, error: BaseException) -> None:
+        gone = isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.UNAVAILABLE
+        self.unreachable = check.one_line(error.details() or "unavailable") if gone else ""
 
     def _moved(self, size_bytes: int) -> None:
         self._moved_bytes += size_bytes
@@ -169,7 +181,7 @@ class Transfers:
 
     async def download(self, action: StartDownload) -> DownloadEnded:
         """Fetch the newest version of a piece into a place."""
-        progress = self._resume(action)
+        progress, self.unreachable = self._resume(action), ""
         started_ns = time.monotonic_ns()
         try:
             header = await self._download(action, progress)
@@ -177,7 +189,8 @@ class Transfers:
             ok = progress.hasher.hexdigest() == header.hash
             merged = convert.merged_from_wire(header.merged)
             return DownloadEnded(action.piece, action.place, progress.version, header.slot, merged, ok)
-        except BROKEN:
+        except BROKEN as error:
+            self._note(error)
             self._fast = False
             if progress.offset:
                 self._partial = progress

@@ -5,6 +5,8 @@ Written by an evaluator beside the run, appended whole, never changed. A torn la
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 
 import msgspec
@@ -31,9 +33,15 @@ class EvalLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def append_eval(run_dir: Path, line: EvalLine) -> None:
-    """Append one line, whole."""
+    """Append one line, whole. OSError: nothing of it is there."""
     with (run_dir / NAME).open("ab", buffering=0) as file:
-        write_all(file.fileno(), msgspec.json.encode(line) + b"\n")
+        stop_bytes = file.seek(0, os.SEEK_END)
+        try:
+            write_all(file.fileno(), msgspec.json.encode(line) + b"\n")
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(stop_bytes)
+            raise
 
 
 def read_evals(run_dir: Path) -> list[EvalLine]:

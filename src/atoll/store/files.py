@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import re
 import secrets
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 Data = bytes | bytearray | memoryview
 CLAIM_S = 1.0
 """Whoever asks `is_claimed` holds the claim for an instant."""
+PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN, errno.EINTR, errno.ESTALE})
+"""What a disk may say today and not tomorrow."""
+END_WAIT_S = 300.0
+"""How long the last files of a run wait for room on the disk."""
+RETRY_S = 1.0
+ASIDE = re.compile(r"\..+\.[0-9a-f]{8}\.aside")
+ASIDE_AGE_S = 600.0
+NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+
+def insist(work: Callable[[], object], tell: Callable[[OSError], object], *, wait_s: float = END_WAIT_S) -> None:
+    """Do `work` again and again while the disk is full, for so long; `tell` at the first failure. OSError at last."""
+    deadline, told = time.monotonic() + wait_s, False
+    while True:
+        try:
+            work()
+            return
+        except OSError as error:
+            if error.errno not in PASSING or time.monotonic() >= deadline:
+                raise
+            if not told:
+                tell(error)
+            told = True
+        time.sleep(RETRY_S)
 
 
 def sync_directory(path: Path) -> None:
@@ -32,6 +59,45 @@ def write_all(fd: int, data: Data) -> None:
 
 def write_atomic(path: Path, data: Data, *, sync: bool = True) -> None:
     """Replace `path` by `data`, wholly or not at all. Without `sync` it is atomic but not yet durable."""
+    with _aside(path, data, sync=sync) as aside:
+        os.replace(aside, path)
+    if sync:
+        sync_directory(path.parent)
+
+
+def write_first(path: Path, data: Data) -> bool:
+    """Make `path` with `data`, durably, wholly or not at all; False where it is there already, then it stays."""
+    with _aside(path, data, sync=True) as aside:
+        try:
+            os.link(aside, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            if not _write_new(path, data):
+                return False
+    sync_directory(path.parent)
+    return True
+
+
+def _write_new(path: Path, data: Data) -> bool:
+    """`write_first` where the file system has no links: a reader may see it half written."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        return False
+    try:
+        write_all(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return True
+
+
+@contextlib.contextmanager
+def _aside(path: Path, data: Data, *, sync: bool) -> Iterator[Path]:
+    """`data` in a file beside `path`, which is gone afterwards."""
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.aside")
     try:
         fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
@@ -41,13 +107,30 @@ def write_atomic(path: Path, data: Data, *, sync: bool = True) -> None:
                 os.fsync(fd)
         finally:
             os.close(fd)
-        os.replace(aside, path)
-    except BaseException:
+        yield aside
+    finally:
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
-        raise
-    if sync:
-        sync_directory(path.parent)
+
+
+def is_vacant(directory: Path) -> bool:
+    """Whether it holds nothing but what writers that were killed may have left."""
+    return all(ASIDE.fullmatch(entry.name) for entry in directory.iterdir())
+
+
+def remove_asides(directory: Path, *, age_s: float = ASIDE_AGE_S) -> int:
+    """Remove what writers that were killed have left in a directory of ours; how many files.
+
+    One that was written to within `age_s` may have a writer that lives, and stays.
+    """
+    removed, limit_s = 0, time.time() - age_s
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            ours = ASIDE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+            if ours and entry.stat(follow_symlinks=False).st_mtime <= limit_s:
+                os.unlink(entry.path)
+                removed += 1
+    return removed
 
 
 def claim(fd: int) -> bool:

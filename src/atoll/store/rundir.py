@@ -12,9 +12,12 @@ model/               the final model (store/model.py)
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import secrets
+import shutil
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,13 +27,14 @@ import msgspec
 
 from atoll.core.layout import Layout, TensorSpec, make_layout
 from atoll.errors import AtollError, RunError
-from atoll.store.files import sync_directory, write_all, write_atomic
+from atoll.store.files import is_vacant, remove_asides, sync_directory, write_all, write_atomic, write_first
 
 Value = str | int | float | bool | tuple[str, ...]
 SETTINGS_BYTES_MAX = 1024 * 1024
 LAYOUT_BYTES_MAX = 256 * 1024 * 1024
 LAYOUT_SCHEMA = 1
 EPOCH_DIGITS = 10
+EPOCH_NAME = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ class RunDir:
         directory = self.path / "epochs"
         directory.mkdir(exist_ok=True)
         holder = secrets.token_hex(8)
-        number = 1 + max((int(p.name) for p in directory.iterdir() if p.name.isdigit()), default=0)
+        number = 1 + max((int(p.name) for p in directory.iterdir() if EPOCH_NAME.fullmatch(p.name)), default=0)
         while True:
             try:
                 fd = os.open(directory / f"{number:0{EPOCH_DIGITS}d}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
@@ -118,22 +122,82 @@ class RunDir:
 
 
 def open_rundir(path: Path, run_id: str) -> RunDir:
-    """Create `path` for this run, or open it again. RunError where it holds another run, or something else."""
+    """Create `path` for this run, or open it again. RunError where it holds another run, or something else, or where
+    another process was first: of two that begin here at the same time only one goes on.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
         owner = owner_of(path)
-        if owner is None and any(path.iterdir()):
-            raise RunError(f"directory {path} is not empty and holds no run; choose another, or empty it")
         if owner is not None and owner != run_id:
             raise RunError(f"directory {path} holds run {owner!r}, not {run_id!r}; choose another directory")
         if owner is None:
-            write_atomic(path / "run.toml", to_toml({"run_id": run_id}).encode())
+            _claim(path, {"run_id": run_id})
         for name in ("commits", "contributions", "epochs"):
             (path / name).mkdir(exist_ok=True)
+        for folder in (path, path / "commits", path / "epochs", path / "model"):
+            remove_asides(folder)
         sync_directory(path)
     except OSError as error:
         raise RunError(f"directory {path} cannot be used: {error}; choose another") from error
     return RunDir(path, run_id)
+
+
+def take_directory(path: Path, settings: Mapping[str, Value]) -> None:
+    """A directory for a run that has nothing but settings. RunError as in `open_rundir`."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        _claim(path, settings)
+    except OSError as error:
+        raise RunError(f"directory {path} cannot be used: {error}; choose another") from error
+
+
+def _claim(path: Path, settings: Mapping[str, Value]) -> None:
+    if not is_vacant(path):
+        raise RunError(f"directory {path} is not empty and holds no run; choose another, or empty it")
+    if not write_first(path / "run.toml", to_toml(settings).encode()):
+        raise RunError(f"directory {path} was taken by another run just now; choose another directory")
+
+
+OURS = (
+    "run.toml", "options.toml", "recipe.toml", "layout.json", "tape.jsonl", "listening.json", "processes.json",
+    "evals.jsonl", "rendezvous", "commits", "contributions", "epochs", "steps", "logs", "model", "summary.json",
+)  # fmt: skip
+"""All that a run makes in its directory."""
+
+
+def remove_run(path: Path, *, keep: bool) -> None:
+    """Remove what a run that did not start has made; only its owner may. `keep`: the directory was there before.
+
+    What is not ours stays, and with it the directory. run.toml goes last: until then nobody else begins here.
+    """
+    if not path.is_dir():
+        return
+    remove_asides(path, age_s=0.0)
+    for name in (*OURS[1:], OURS[0]):
+        found = path / name
+        if found.is_dir() and not found.is_symlink():
+            shutil.rmtree(found, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                found.unlink(missing_ok=True)
+    if not keep:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
+def is_gone(path: Path, inode: int) -> bool:
+    """Whether a directory was removed, or moved away, since it had this inode."""
+    try:
+        return path.stat().st_ino != inode
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False  # a file system that does not answer now
+
+
+def gone_text(path: Path) -> str:
+    """The same in words."""
+    return f"the run directory {path} was removed or moved: nothing can be merged or written"
 
 
 def read_settings(path: Path) -> dict[str, Value]:

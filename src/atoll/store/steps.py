@@ -8,7 +8,6 @@ are lost and counted.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -21,13 +20,11 @@ from typing import Self
 import msgspec
 
 from atoll.errors import RunError
-from atoll.store.files import write_all
+from atoll.store.files import PASSING, write_all
 
 ROWS_MAX = 200_000
 """That wait for room on the disk: some 25 MB."""
 CLOSE_WAIT_S = 5.0
-PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EAGAIN, errno.EINTR, errno.ESTALE})
-"""What a disk may say today and not tomorrow."""
 
 _logger = logging.getLogger("atoll")
 

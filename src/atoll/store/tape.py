@@ -154,6 +154,8 @@ class Tape:
     def close(self) -> None:
         """Flush and close; harmless when closed."""
         if self._fd >= 0:
-            self.flush()
-            os.close(self._fd)
-            self._fd = -1
+            try:
+                self.flush()
+            finally:
+                os.close(self._fd)
+                self._fd = -1

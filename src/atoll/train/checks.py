@@ -1,39 +1,61 @@
-"""What `join` is given, checked before anything is started: each fault is one line with its remedy."""
+"""What a script hands to `atoll.join` and `step`, checked: one line says what is wrong, before anything has begun."""
 
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import operator
 import os
-import re
-import socket
+from collections.abc import Iterable
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from atoll.core.config import choice
-from atoll.core.layout import EXTRA_LENGTH_MAX, TensorSpec
-from atoll.errors import ConfigError
+from atoll.core.layout import DTYPES, EXTRA_LENGTH_MAX, TensorSpec
+from atoll.errors import ConfigError, JoinError
 from atoll.tensors.names import BUFFERS, local_names
 from atoll.wire.channel import parse_address
 from atoll.wire.check import NAME_PATTERN
 
 _log = logging.getLogger("atoll")
-DEFAULT_ADDRESS = "127.0.0.1:7700"
 WAIT_MAX_S = 31 * 86_400.0
 NAME_LENGTH_MAX = 64
+TOKENS_MAX = 2**48
+"""Of one step; sums of a life stay far below 2**63."""
 
 
-def default_name() -> str:
-    """Host and process, in the letters that names may have."""
-    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()) or "learner"
-    tail = f"-{os.getpid()}"
-    return host[: NAME_LENGTH_MAX - len(tail)] + tail
+# ---------------------------------------------------------------- who may join at all
+
+
+def check_process(*, alone: bool) -> None:
+    """JoinError in a worker that runs the script again, and where several ranks would each become a learner."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # a spawned one that still imports the script
+        raise JoinError(
+            "atoll.join was called in a worker that multiprocessing started, which runs the script again; put the "
+            'script below `if __name__ == "__main__":`'
+        )
+    ranks = _ranks()
+    if ranks > 1 and not alone:
+        raise JoinError(
+            f"torch.distributed has {ranks} ranks here; each would become a learner of its own, and replicas "
+            "drift apart; a learner of several ranks is not supported yet: start one process per learner, or give "
+            "alone=True where this process trains a whole model by itself"
+        )
+
+
+def _ranks() -> int:
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return 1
+    return int(distributed.get_world_size())
 
 
 def check_name(name: str) -> None:
     """ConfigError where no learner can be called so."""
-    if not NAME_PATTERN.fullmatch(name):
-        raise ConfigError(f"name={name[:80]!r} must be 1 to {NAME_LENGTH_MAX} letters, digits, '.', '_' or '-'")
+    if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
+        raise ConfigError(f"name={str(name)[:80]!r} must be 1 to {NAME_LENGTH_MAX} letters, digits, '.', '_' or '-'")
 
 
 def check_reach(address: str, bulk_address: str | None, **waits_s: float) -> None:
@@ -41,17 +63,8 @@ def check_reach(address: str, bulk_address: str | None, **waits_s: float) -> Non
     for target in filter(None, (address, bulk_address)):
         parse_address(target)
     for wait, wait_s in waits_s.items():
-        if not 0 <= wait_s <= WAIT_MAX_S:
-            raise ConfigError(f"{wait}={wait_s:g} must be between 0 and {WAIT_MAX_S:,.0f} seconds")
-
-
-def warn_of_local_state(model: nn.Module, tensors: tuple[TensorSpec, ...]) -> None:
-    """Name what the model holds and the run does not."""
-    local = local_names(model, tensors)
-    if local:
-        names = ", ".join(local[:3]) + (", ..." if len(local) > 3 else "")
-        told = "%d tensors stay with this learner and are not in the merged model (frozen, or local buffers): %s"
-        _log.warning(told, len(local), names)
+        if not isinstance(wait_s, int | float) or not 0 <= wait_s <= WAIT_MAX_S:
+            raise ConfigError(f"{wait}={wait_s} must be between 0 and {WAIT_MAX_S:,.0f} seconds")
 
 
 def check_agreement(buffers: str, fingerprint_extra: str) -> None:
@@ -64,7 +77,55 @@ def check_agreement(buffers: str, fingerprint_extra: str) -> None:
         )
 
 
-def check_optimizers(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+# ---------------------------------------------------------------- model and optimizers
+
+
+def check_model(model: Any) -> None:
+    """ConfigError where it is no module, or not ready: lazy, on meta, or of values that cannot be merged."""
+    if not isinstance(model, nn.Module):
+        given = model.__name__ if isinstance(model, type) else type(model).__name__
+        hint = "; call it to build one" if isinstance(model, type) else "; join takes (model, optimizer)"
+        raise ConfigError(f"model={given} is not a torch.nn.Module{hint}")
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ConfigError(f"parameter {name!r} is lazy and has no shape yet; run one forward pass before join")
+        if parameter.device.type == "meta":
+            raise ConfigError(f"parameter {name!r} is on the meta device; give it memory (model.to_empty) before join")
+        if parameter.requires_grad:
+            _check_values(name, parameter)
+
+
+def _check_values(name: str, parameter: Tensor) -> None:
+    dtype = str(parameter.dtype).removeprefix("torch.")
+    if dtype not in DTYPES or parameter.is_sparse:
+        what = "sparse" if parameter.is_sparse else dtype
+        raise ConfigError(f"parameter {name!r} is {what}; what is trained must be dense and one of {', '.join(DTYPES)}")
+    if not parameter.numel():
+        raise ConfigError(f"parameter {name!r} has no values (shape {list(parameter.shape)}); freeze or remove it")
+
+
+def optimizers_of(optimizer: Any) -> list[Any]:
+    """The optimizer, or the list of them: anything with `param_groups`, wrapped or not. ConfigError for all else."""
+    if _has_groups(optimizer):
+        return [optimizer]
+    if isinstance(optimizer, Iterable) and not isinstance(optimizer, str | bytes | dict | nn.Module):
+        several = list(optimizer)
+        if several and all(map(_has_groups, several)):
+            return several
+    given = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
+    raise ConfigError(
+        f"optimizer={given} has no param_groups; give a torch optimizer, one that wraps it, or a list of them"
+    )
+
+
+def _has_groups(optimizer: Any) -> bool:
+    if isinstance(optimizer, type | nn.Module):
+        return False
+    groups = getattr(optimizer, "param_groups", None)
+    return isinstance(groups, list | tuple) and all(isinstance(group, dict) and "params" in group for group in groups)
+
+
+def check_optimizers(model: nn.Module, optimizers: list[Any]) -> None:
     """ConfigError names the first trainable parameter that no optimizer holds, or what is foreign to the model."""
     held = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
     held_ids = {id(parameter) for parameter in held}
@@ -79,3 +140,54 @@ def check_optimizers(model: nn.Module, optimizers: list[torch.optim.Optimizer]) 
         if id(parameter) not in trainable:
             shape = list(parameter.shape)
             raise ConfigError(f"the optimizer holds a tensor {shape} that is not a parameter of the model")
+
+
+def warn_of_local_state(model: nn.Module, tensors: tuple[TensorSpec, ...]) -> None:
+    """Name what the model holds and the run does not."""
+    local = local_names(model, tensors)
+    if local:
+        names = ", ".join(local[:3]) + (", ..." if len(local) > 3 else "")
+        told = "%d tensors stay with this learner and are not in the merged model (frozen, or local buffers): %s"
+        _log.warning(told, len(local), names)
+
+
+def warn_of_environment() -> None:
+    """A launcher of ranks that nobody has initialised yet: several learners may be meant, or not."""
+    if _ranks() == 1 and os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+        _log.warning(
+            "WORLD_SIZE=%s is set: each process that calls atoll.join becomes a learner of its own",
+            os.environ["WORLD_SIZE"][:20],
+        )
+
+
+# ---------------------------------------------------------------- a step
+
+
+def tokens_of(tokens: Any) -> int:
+    """The tokens of a step, from any kind of whole number: int, numpy, a tensor of one value. ConfigError else."""
+    found: int | None = None
+    if isinstance(tokens, Tensor) and tokens.numel() == 1 and not tokens.is_floating_point():
+        tokens = tokens.item()
+    if not isinstance(tokens, bool):
+        try:
+            found = operator.index(tokens)
+        except TypeError:
+            found = None
+    if found is None or not 0 <= found <= TOKENS_MAX:
+        shown = f"a tensor {list(tokens.shape)}" if isinstance(tokens, Tensor) else repr(tokens)[:60]
+        raise ConfigError(
+            f"tokens={shown} must be a whole number from 0 to 2**48: the tokens of this step (0: an empty batch)"
+        )
+    return found
+
+
+def check_loss(loss: Any) -> None:
+    """ConfigError where it is neither a number nor a tensor of one value."""
+    if loss is None or (isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex()):
+        return
+    if isinstance(loss, Tensor):
+        raise ConfigError(f"loss is a tensor {list(loss.shape)}; give its mean over the batch, one value")
+    try:
+        float(loss)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"loss={repr(loss)[:60]} must be a number, a tensor of one value, or None") from error

@@ -14,6 +14,8 @@ import contextlib
 import logging
 import math
 import os
+import re
+import socket
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -28,7 +30,7 @@ from atoll.core import events
 from atoll.core.config import RunConfig
 from atoll.core.layout import fingerprint, make_layout
 from atoll.core.learner import Learner
-from atoll.core.messages import Announce, Leave, Refuse, Report, Welcome
+from atoll.core.messages import Announce, Fate, Leave, Refuse, Report, Welcome
 from atoll.errors import (
     ConfigError,
     DivergedError,
@@ -43,25 +45,45 @@ from atoll.runtime.client import AgentClient
 from atoll.runtime.memory import make_plan
 from atoll.runtime.pipe import AgentCost, Setup
 from atoll.tensors.names import specs_of
+from atoll.train.attachment import Attachment
 from atoll.train.checks import (
-    DEFAULT_ADDRESS,
+    NAME_LENGTH_MAX,
     check_agreement,
+    check_loss,
+    check_model,
     check_name,
     check_optimizers,
+    check_process,
     check_reach,
-    default_name,
+    optimizers_of,
+    tokens_of,
+    warn_of_environment,
     warn_of_local_state,
 )
 from atoll.train.losses import LossSum
 from atoll.train.pieces import Pieces
 from atoll.train.timers import Timers
+from atoll.train.whole import Whole
 from atoll.wire.channel import load_token
 
 _log = logging.getLogger("atoll")
+DEFAULT_ADDRESS = "127.0.0.1:7700"
 WAKE_S = 0.25
+BULK_PATIENCE_S = 8.0
+"""So long without a connection to the bulk service, and a join says so."""
+LEFT = "interrupted"
+_open: weakref.WeakValueDictionary[int, JoinedLearner] = weakref.WeakValueDictionary()
+"""Learners that have not ended, by the identity of their model."""
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 OnEvent = Callable[[events.LearnerEvent], None]
+
+
+def default_name() -> str:
+    """Host and process, in the letters that names may have."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()) or "learner"
+    tail = f"-{os.getpid()}"
+    return host[: NAME_LENGTH_MAX - len(tail)] + tail
 
 
 def join(
@@ -76,6 +98,7 @@ def join(
     name_wait_s: float = 0.0,
     buffers: str = "average",
     fingerprint_extra: str = "",
+    alone: bool = False,
     on_event: OnEvent | None = None,
 ) -> JoinedLearner:
     """Join the run at `address` (ATOLL_ADDRESS, else 127.0.0.1:7700); returns when the model holds its parameters.
@@ -86,10 +109,16 @@ def join(
 
     buffers: what becomes of a BatchNorm's statistics and other floating-point buffers (R29): "average", they are part
     of the run's model; "local", they stay with each learner. fingerprint_extra: any text that all learners must agree
-    on, for what shapes do not show, such as "relu, dropout 0.1".
+    on, for what shapes do not show, such as "relu, dropout 0.1". alone: this process is a learner although
+    torch.distributed has several ranks here; else that is refused.
     """
-    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-    check_optimizers(model, optimizers)
+    check_process(alone=alone)
+    check_model(model)
+    other = _open.get(id(model))
+    if other is not None and other.open:
+        raise ConfigError(f"this model trains as learner {other.name!r} already; close that one before it joins again")
+    check_optimizers(model, optimizers_of(optimizer))
+    warn_of_environment()
     check_agreement(buffers, fingerprint_extra)
     tensors = specs_of(model, buffers)
     warn_of_local_state(model, tensors)
@@ -108,7 +137,9 @@ def join(
         extra=fingerprint_extra,
         name_wait_ns=int(name_wait_s * 1e9),
     )
-    return JoinedLearner(model, setup, timeout_s + name_wait_s, on_event)
+    learner = JoinedLearner(model, setup, timeout_s + name_wait_s, on_event)
+    _open[id(model)] = learner
+    return learner
 
 
 def interrupted_by(kind: type[BaseException] | None) -> str:
@@ -126,6 +157,9 @@ class JoinedLearner:
         self._losses = LossSum()
         self._pending: list[Any] = []
         self._end: events.End | None = None
+        self._whole = Whole()
+        self._broken = ""
+        self._refused = 0
         self._away = False
         self._client = AgentClient(setup)
         self._pid = os.getpid()
@@ -144,6 +178,7 @@ class JoinedLearner:
             self._client.pipe.close()
             self._client.process.kill()
             self._client.process.wait()
+            self._client.memory.release()
             raise
         _close_at_exit(self)
 
@@ -183,14 +218,21 @@ class JoinedLearner:
     def step(self, tokens: int, loss: float | Tensor | None = None, skipped: bool = False) -> bool:
         """Call once after each optimizer step, with its tokens and mean loss. False: the run is over, stop training.
 
-        skipped: the step changed nothing (a GradScaler found inf); it does not count.
+        tokens: a whole number of any kind. skipped: the step changed nothing (a GradScaler found inf); it does not
+        count, and neither does an empty batch (tokens 0), whatever its loss.
         """
         self._check_open()
-        self._timers.begin()
-        try:
-            self._step(tokens, loss, skipped)
-        finally:
-            self._timers.end()
+        tokens = tokens_of(tokens)
+        check_loss(loss)
+        with self._whole:
+            self._timers.begin()
+            try:
+                self._step(tokens, loss, skipped)
+            except BaseException as error:
+                self._break(error)
+                raise
+            finally:
+                self._timers.end()
         if self._end is None:
             return True
         self._client.finish()
@@ -199,11 +241,12 @@ class JoinedLearner:
             raise kind(self._end.reason)
         return False
 
-    def close(self, reason: str = "interrupted") -> None:
-        """Say goodbye before the run is over; harmless afterwards. Unmerged work of this learner is lost."""
+    def close(self, reason: str = LEFT) -> None:
+        """Say goodbye before the run is over; harmless afterwards. Unmerged work is lost, and it is said how much."""
         if os.getpid() != self._pid:
             return
         if self._end is None:
+            self._warn_of_loss(reason)
             with contextlib.suppress(RunError):
                 self._handle(events.Interrupted(reason))
         self._client.finish()
@@ -216,7 +259,37 @@ class JoinedLearner:
     ) -> None:
         self.close(interrupted_by(kind))
 
+    def _warn_of_loss(self, reason: str) -> None:
+        """It leaves early: what of its work is not merged."""
+        book = self._machine.book
+        weights = self._pieces.sizes
+        pending = sum(size * piece.pending for size, piece in zip(weights, book.pieces, strict=True)) / sum(weights)
+        remedy = ". To take part to the end, go over the data again until step() is False"
+        if book.tokens:
+            _log.warning(
+                "learner %s leaves at %.0f%% of the run: %.0f%% of its work (%.0f of %d tokens) is unmerged and lost%s",
+                self.name,
+                100 * self.progress,
+                100 * pending / book.tokens,
+                pending,
+                book.tokens,
+                remedy if reason == LEFT else "",
+            )
+
+    def _break(self, error: BaseException) -> None:
+        """Something escaped from the middle of a step: books and model may not agree any more."""
+        if self._end is not None:
+            return
+        self._broken = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        with contextlib.suppress(Exception):
+            self.close(f"broken: {type(error).__name__}")
+
     # ------------------------------------------------------------ joining
+
+    @property
+    def open(self) -> bool:
+        """It has not ended, and was not closed."""
+        return self._end is None and not self._broken
 
     def _enter(self, model: nn.Module, deadline: float) -> None:
         self.name = self._setup.name
@@ -230,6 +303,7 @@ class JoinedLearner:
         self._client.memory.grow(make_plan(layout.payload_sizes(self.settings.payload), self.settings.places))
         self._pieces = Pieces(model, layout, self.settings.payload, self._client.memory)
         self._pieces.set_constants(dict(welcome.constants))
+        self._attachment = Attachment(model, layout)
         self._machine = Learner(self.settings, layout, self.name, self.generation)
         self._handle(heard)
         self.progress_at_join = self._machine.progress
@@ -262,6 +336,8 @@ class JoinedLearner:
     # ------------------------------------------------------------ stepping
 
     def _check_open(self) -> None:
+        if self._broken:
+            raise RunError(f"this learner broke in an earlier step ({self._broken}); join again to go on")
         if self._end is not None:
             raise FinishedError(
                 f"step() after the end of this learner ({self._end.reason}); leave the loop when it is False"
@@ -271,10 +347,11 @@ class JoinedLearner:
 
     def _step(self, tokens: int, loss: float | Tensor | None, skipped: bool) -> None:
         self._feed(self._client.poll())
-        if skipped or self._end is not None:
+        if self._machine.waiting is not None:  # Ctrl-C ended the wait of the step before
+            self._wait(math.inf)
+        if skipped or tokens == 0 or self._end is not None or self._machine.waiting is not None:
             return
-        if not isinstance(tokens, int) or tokens <= 0:
-            raise ConfigError(f"tokens={tokens!r} must be a whole number above 0: the tokens of this step")
+        self._attachment.stepped(self._machine.book.steps)
         if not self._losses.add(tokens, loss):
             self._diverged()
         # The sum is put into messages by `_tell`: the machine need not know it at each step.
@@ -287,7 +364,10 @@ class JoinedLearner:
     def _diverged(self) -> None:
         step = self._machine.book.steps + 1
         self.close(f"diverged: the loss of step {step} is not finite")
-        raise DivergedError(f"the loss of step {step} of learner {self.name} is not finite; it left the run")
+        raise DivergedError(
+            f"the loss of step {step} of learner {self.name} is not finite; it left the run (a batch without targets: "
+            "leave it out, or say step(tokens=0) or skipped=True)"
+        )
 
     def _wait(self, deadline: float) -> None:
         """Block while the machine waits (R9), each wait timed by its cause."""
@@ -298,19 +378,45 @@ class JoinedLearner:
                     f"no first parameters came from {self._setup.address} in time; is the learner that hands them in "
                     "still there? raise timeout_s for a large model"
                 )
+            self._check_bulk()
             memory.waiting = True
             with self._timers.timed(cause):
                 items = self._client.wait(WAKE_S)
             self._feed(items or [events.Wake()])
+            if self._whole.noted:
+                break
         memory.waiting = False
+
+    def _check_bulk(self) -> None:
+        """JoinError where first parameters cannot come because one of the two ports is not reachable."""
+        trouble = self._client.bulk_trouble
+        if trouble is not None and self._machine.waiting == "parameters" and trouble.lasted_s > BULK_PATIENCE_S:
+            raise JoinError(
+                f"the syncer at {self._setup.address} answers, but its bulk service at {trouble.target} does not "
+                f"({trouble.reason}); open or forward that port too, and give bulk_address where it is elsewhere"
+            )
 
     def _feed(self, items: list[Any]) -> None:
         for item in items:
             self._watch_line(item)
             self._handle(item)
 
+    def _watch_refusals(self, item: Any) -> None:
+        """Say that work was refused: the first time, and whenever that has doubled."""
+        if not isinstance(item, events.Heard) or not isinstance(item.message, Fate) or item.message.fate != "refused":
+            return
+        self._refused += 1
+        if self._refused & (self._refused - 1) == 0:
+            _log.warning(
+                "the syncer refused work of this learner (%d times so far): %s. The usual cause of large norms is a "
+                "learning rate that is not the others': let schedules follow learner.progress",
+                self._refused,
+                item.message.reason,
+            )
+
     def _watch_line(self, item: Any) -> None:
         """Say once that the syncer is away, and once that it is back."""
+        self._watch_refusals(item)
         if isinstance(item, events.StreamLost) and not self._away and self._end is None:
             self._away = True
             _log.warning(
@@ -342,8 +448,11 @@ class JoinedLearner:
         self._client.send(events.SeedOffered(sizes))
 
     def _take(self, action: events.Take) -> None:
-        with self._timers.timed("take"):
+        def take() -> None:
             self._pieces.take(action.piece, action.place, action.how, subtract_sent=action.subtract_sent)
+
+        with self._timers.timed("take"):
+            self._attachment.taking(action.piece, take)
         self._client.send(events.PlaceFreed(action.place))
 
     def _revert(self, action: events.Revert) -> None:

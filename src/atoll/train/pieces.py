@@ -54,6 +54,11 @@ class Pieces:
         encode_piece(flat, self._layout.pieces[piece], self._payload, out)
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """Trained values per piece."""
+        return self._layout.piece_sizes
+
+    @property
     def anchored(self) -> set[int]:
         """Pieces that have an anchor: first parameters have come."""
         return set(self._anchors)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ BULK_BYTES_MAX = CHUNK_BYTES_MAX + 64 * KIB
 TOKEN_LENGTH_MAX = 4096
 AUTHORIZATION = "authorization"
 PORT_MAX = 65_535
+PORT = re.compile(r"[0-9]{1,5}")
 
 Options = tuple[tuple[str, int], ...]
 
@@ -53,13 +55,14 @@ SERVER_OPTIONS: Options = (
 )
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """`host:port` or `[v6]:port` -> (host, port); ConfigError tells what is wrong."""
+def parse_address(text: str, name: str = "address") -> tuple[str, int]:
+    """`host:port` or `[v6]:port` -> (host, port); ConfigError tells what is wrong with the option `name`."""
     host, colon, port = text.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not bare or not port.isdigit() or int(port) > PORT_MAX or (":" in bare and bare == host):
-        raise ConfigError(f"address={text[:120]!r} must be HOST:PORT, such as 127.0.0.1:7700 or [::1]:7700")
-    return bare, int(port)
+    number = int(port) if PORT.fullmatch(port) else PORT_MAX + 1
+    if not colon or not bare or number > PORT_MAX or (":" in bare and bare == host):
+        raise ConfigError(f"{name}={text[:120]!r} must be HOST:PORT, such as 127.0.0.1:7700 or [::1]:7700")
+    return bare, number
 
 
 def format_address(host: str, port: int) -> str:

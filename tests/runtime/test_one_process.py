@@ -1,0 +1,87 @@
+"""One process that joins, leaves and breaks: what it says, and that nothing of it stays behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import atoll
+from atoll.errors import ConfigError, RunError
+from tests.runtime.conftest import Start
+
+SETTINGS = {"steps": 10_000, "interval": 4, "fragments": 2, "heartbeat_interval_ns": 100_000_000}
+
+
+def serving(start: Start) -> str:
+    """The address of a new syncer."""
+    return f"127.0.0.1:{start('syncer', settings=SETTINGS).expect('listening')['port']}"
+
+
+def small_model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_join_and_close__again_and_again__leaves_nothing_behind(start: Start) -> None:
+    address = serving(start)
+
+    def held() -> tuple[int, int]:
+        maps = Path("/proc/self/maps").read_text().count("memfd:atoll")
+        return len(os.listdir("/proc/self/fd")), maps
+
+    counts = []
+    for _ in range(5):
+        learner = atoll.join(*small_model(), address=address, name="a", timeout_s=30.0)
+        assert learner.step(3, 1.0)
+        learner.close()
+        del learner
+        gc.collect()
+        counts.append(held())
+    assert counts[-1] == counts[1]
+    assert counts[-1][1] == 0
+
+
+def test_join__one_model_twice_at_once__is_refused(start: Start) -> None:
+    address = serving(start)
+    model, optimizer = small_model()
+    with atoll.join(model, optimizer, address=address, name="a", timeout_s=30.0), pytest.raises(
+        ConfigError, match="trains as learner 'a' already"
+    ):
+        atoll.join(model, optimizer, address=address, name="b", timeout_s=30.0)
+    atoll.join(model, optimizer, address=address, name="b", timeout_s=30.0).close()
+
+
+def test_leaving_early__says_how_much_is_lost(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    address = serving(start)
+    learner = atoll.join(*small_model(), address=address, name="a", timeout_s=30.0)
+    learner.step(100, 1.0)
+    learner.close()
+    [line] = [record.getMessage() for record in caplog.records if "leaves at" in record.getMessage()]
+    assert "100% of its work (100 of 100 tokens) is unmerged and lost" in line
+    assert "until step() is False" in line
+
+
+def test_exception_in_the_middle_of_a_step__the_learner_says_that_it_broke(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = serving(start)
+    learner = atoll.join(*small_model(), address=address, name="a", timeout_s=30.0)
+
+    def fail(piece: int) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(learner._pieces, "capture", fail)
+    def train() -> None:
+        for _ in range(100):
+            learner.step(3, 1.0)
+            time.sleep(0.01)
+
+    with pytest.raises(MemoryError):
+        train()
+    with pytest.raises(RunError, match="broke in an earlier step .MemoryError: no room"):
+        learner.step(3, 1.0)

@@ -1,0 +1,73 @@
+"""The snippets of docs/JOIN.md run as they stand there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.runtime.conftest import ROOT, Start, start  # noqa: F401  (a fixture)
+
+SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "JOIN.md").read_text(), flags=re.DOTALL)
+
+
+def names() -> dict[str, Any]:
+    """What a user's script has before."""
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, targets = torch.randn(8, 4), torch.randint(2, (8,))
+    loader = [(inputs, targets)] * 3
+    return {
+        "model": model, "optimizer": optimizer, "loader": loader, "torch": torch,
+        "loss_of": nn.functional.cross_entropy,
+        "inputs": inputs, "loss": torch.tensor(1.0), "fresh_model": nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)),
+    }  # fmt: skip
+
+
+def test_a_loader_that_is_shorter_than_the_run__trains_to_its_end__and_the_file_loads(
+    start: Start, tmp_path: Path  # noqa: F811
+) -> None:
+    served = start("syncer", settings={"steps": 16, "interval": 4, "fragments": 2})
+    space = names() | {"address": f"127.0.0.1:{served.expect('listening')['port']}"}
+    joining, loading = SNIPPETS[0], SNIPPETS[3]
+    exec(joining, space)
+    assert space["learner"].steps >= 16
+    assert served.wait() == 0
+    space["file"] = tmp_path / "run" / "model" / "model.safetensors"
+    exec(loading, space)
+    trained, fresh = space["model"].state_dict(), space["fresh_model"].state_dict()
+    for name in ("0.running_mean", "0.running_var", "1.weight"):
+        torch.testing.assert_close(fresh[name], trained[name], atol=0.01, rtol=0.01)
+
+
+@pytest.mark.parametrize(("before", "after", "skipped"), [(2.0, 1.0, True), (2.0, 2.0, False), (1.0, 2.0, False)])
+def test_scaler__a_step_that_it_skipped_is_told(before: float, after: float, skipped: bool) -> None:
+    told, scales = [], iter([before, after])
+    space = names()
+    space["scaler"] = SimpleNamespace(get_scale=lambda: next(scales), step=lambda _: None, update=lambda: None)
+    space["learner"] = SimpleNamespace(step=lambda **given: told.append(given) or True)
+    exec(SNIPPETS[1], space)
+    assert told[0]["skipped"] is skipped
+    assert told[0]["tokens"] == 8
+
+
+def test_schedule__follows_the_run() -> None:
+    space = names()
+    space["learner"] = SimpleNamespace(progress=0.0)
+    exec(SNIPPETS[2], space)
+    rates = []
+    for progress in (0.0, 0.5, 1.0):
+        space["learner"].progress = progress
+        space["optimizer"].step()
+        space["schedule"].step()
+        rates.append(space["optimizer"].param_groups[0]["lr"])
+    assert rates == pytest.approx([0.1, 0.05, 0.0])
+
+
+def test_all_snippets_are_here() -> None:
+    assert len(SNIPPETS) == 4
