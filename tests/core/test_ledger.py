@@ -73,11 +73,29 @@ def test_the_syncer_takes_only_counters_that_grow(rows: list[tuple[int, int]]) -
     account = LifeAccount.empty(1)
     for tokens, overwritten in rows:
         before = account.heard
-        ok = account.hear(Counters(tokens, tokens, 0.0, (overwritten,), (0,)))
+        ok = not account.hear(Counters(tokens, tokens, 0.0, (overwritten,), (0,)))
         grows = tokens >= before.tokens and overwritten >= before.overwritten[0]
-        assert ok == grows
+        assert ok == (grows and overwritten <= tokens)
         assert account.heard == (Counters(tokens, tokens, 0.0, (overwritten,), (0,)) if ok else before)
 
 
 def test_counters_of_another_shape_are_refused() -> None:
-    assert not LifeAccount.empty(2).hear(Counters(1, 1, 0.0, (0,), (0,)))
+    assert LifeAccount.empty(2).hear(Counters(1, 1, 0.0, (0,), (0,)))
+
+
+@given(*[st.integers(0, 300)] * 4)
+def test_counters_that_do_not_add_up_are_refused(tokens: int, merged: int, overwritten: int, lost: int) -> None:
+    account = LifeAccount.empty(1)
+    account.merged[0] = merged
+    taken = not account.hear(Counters(1, tokens, 0.0, (overwritten,), (lost,)))
+    assert taken == (merged + overwritten + lost <= tokens)
+    if taken:
+        assert account.room(0) == tokens - merged - overwritten - lost
+        assert min(account.lost_at_end()) >= 0
+
+
+def test_a_learner_that_leaves_may_count_as_lost_what_was_merged_meanwhile() -> None:
+    account = LifeAccount.empty(1)
+    account.merged[0] = 100
+    assert not account.hear(Counters(1, 100, 0.0, (0,), (100,)), leaving=True)
+    assert account.hear(Counters(1, 100, 0.0, (100,), (100,)), leaving=True)

@@ -10,6 +10,7 @@ from atoll.core import events as ev
 from atoll.core.layout import TensorSpec
 from atoll.core.machine import Average
 from atoll.core.messages import (
+    Counters,
     Fate,
     FinalRound,
     Leave,
@@ -17,12 +18,14 @@ from atoll.core.messages import (
     Refuse,
     Replaced,
     Report,
+    SeedRequest,
     Timings,
     UpdateReady,
     Version,
     Welcome,
 )
 from atoll.core.records import ClosedLine, FateLine, GrantLine, LifeEndLine, MemberLine, QuorumLine, SlotLine
+from atoll.core.syncer import Syncer
 from tests.core.helpers import MS, Bench, S
 
 # ---------------------------------------------------------------- joining (R13, hazards 9, 15)
@@ -197,6 +200,63 @@ def test_counters__that_run_backwards_put_the_peer_out() -> None:
     assert bench.told("a", Replaced)
 
 
+def test_counters__that_claim_more_fates_than_tokens_put_the_peer_out() -> None:
+    bench = Bench()
+    bench.join("a")
+    bench.say("a", Report(Counters(2, 200, 200.0, (5000, 0), (7000, 0))))
+    [replaced] = bench.told("a", Replaced)
+    assert "of 200 tokens on fragment 0 it says that 5000 were overwritten and 7000 lost" in replaced.reason
+    [end] = bench.written(LifeEndLine)
+    assert end.tokens == 0
+    assert min(end.lost) >= 0
+
+
+def test_contribution__of_tokens_that_were_merged_already_puts_the_peer_out() -> None:
+    bench = Bench(fragments=1, interval=2)
+    bench.join("a")
+    bench.arrive("a", bench.announce("a", 1, 1, steps=2, c_steps=2))
+    bench.report("a", 2)
+    bench.pass_ns(1 * S)
+    bench.announce("a", 2, 2, steps=3, c_steps=3, anchor=Version(1, 1))
+    [replaced] = bench.told("a", Replaced)
+    assert "it sends 300 tokens on fragment 0, 100 have no fate yet" in replaced.reason
+
+
+def unseeded(*names: str) -> Bench:
+    bench = Bench(learners=2)
+    bench.core = Syncer(bench.config, bench.layout)
+    bench.feed(ev.Started(1, has_init=False))
+    for name in names:
+        bench.hello(name)
+    return bench
+
+
+def test_version_0__a_seeder_that_only_beats_gives_way_to_another() -> None:
+    bench = unseeded("a", "b")
+    assert bench.told("a", SeedRequest)
+    for now_ns in (bench.config.lease_interval_ns - 1, bench.config.lease_interval_ns):
+        assert not bench.told("b", SeedRequest)
+        bench.now_ns = now_ns
+        for name in ("a", "b"):
+            bench.beat(name, 0, waiting=True)
+    assert len(bench.told("b", SeedRequest)) == 1
+    [notice] = [a.text for a in bench.actions if isinstance(a, ev.Notice)]
+    assert "first parameters are awaited from a" in notice
+    assert "now b is asked" in notice
+    for piece in range(bench.config.fragments):
+        bench.feed(ev.SeedArrived(bench.lives["b"], piece, True, True))
+    assert bench.core.seeded
+
+
+def test_version_0__bytes_that_move_keep_the_seeder() -> None:
+    bench = unseeded("a", "b")
+    for _ in range(5 * bench.config.lease_interval_ns // S):
+        bench.now_ns += 1 * S
+        bench.feed(ev.BulkProgress(bench.lives["a"]))
+        bench.beat("b", 0, waiting=True)
+    assert not bench.told("b", SeedRequest)
+
+
 def test_contribution__anchor_older_than_stale_max_is_missed() -> None:
     bench = Bench(stale_max=0, learners=2)
     bench.join("a")
@@ -234,6 +294,58 @@ def test_contribution__complete_one_outlives_its_learner_incomplete_one_does_not
     assert end.merged == (0, 200)
 
 
+def test_refused_work__is_said_at_the_first_and_at_each_doubling() -> None:
+    bench = Bench(fragments=1, interval=2, learners=2, steps=200)
+    bench.join("a")
+    bench.join("b")
+    for seq in range(1, 10):
+        bench.arrive("a", bench.announce("a", seq, 1, steps=2), finite=False)
+    said = [a.text for a in bench.actions if isinstance(a, ev.Notice)]
+    assert [text.split(" so far")[0].split()[-1] for text in said] == ["1", "2", "4", "8"]
+    assert "it is not finite (its training diverges" in said[0]
+
+
+def test_missed_work__of_a_whole_round_is_said_once_until_something_is_merged() -> None:
+    bench = Bench(learners=2)
+    bench.join("a")
+    bench.join("b")
+    for steps in range(2, 14, 2):
+        bench.report("b", steps)
+        bench.pass_ns(100 * MS)
+    closed = bench.core.slots.closed
+    for seq, slot in enumerate(range(closed, closed - 4, -1), start=1):
+        bench.announce("a", seq, slot, steps=2)
+    said = [a.text for a in bench.actions if isinstance(a, ev.Notice) and "whole round" in a.text]
+    assert len(said) == 1
+    assert "learner a missed a whole round" in said[0]
+
+
+@pytest.mark.parametrize(("tokens", "told"), [(64, 0), (100 * 8, 1), (100 * 7, 0), (13, 0), (12, 1)])
+def test_units__a_learner_that_counts_others_than_the_rest_is_named_once(tokens: int, told: int) -> None:
+    bench = Bench(learners=3)
+    for name in ("a", "b", "c"):
+        bench.join(name)
+    for steps in (8, 10, 12):
+        bench.report("a", steps)
+        bench.report("b", steps)
+        zeros = (0,) * bench.config.fragments
+        bench.say("c", Report(Counters(steps, steps * tokens, 0.0, zeros, zeros)))
+    said = [a.text for a in bench.actions if isinstance(a, ev.Notice) and "tokens per step" in a.text]
+    assert len(said) == told
+    assert all(f"learner c counts {tokens} tokens per step, the others 100" in text for text in said)
+
+
+def test_leaving__says_how_much_of_its_work_is_not_merged() -> None:
+    bench = Bench(fragments=1, interval=2)
+    bench.join("a")
+    bench.arrive("a", bench.announce("a", 1, 1, steps=2, c_steps=2))
+    bench.report("a", 2)
+    bench.pass_ns(1 * S)
+    bench.say("a", Leave("interrupted", Counters(5, 500, 0.0, (0,), (300,)), Timings()))
+    said = [a.text for a in bench.actions if isinstance(a, ev.Notice) and "not merged" in a.text]
+    assert said == ["learner a ended (interrupted) with 60.0% of its work not merged: 300 of 500 tokens are lost"]
+
+
 def test_norms__a_huge_one_is_refused_once_there_is_a_history() -> None:
     bench = Bench(fragments=1, interval=2, learners=2, steps=200)
     bench.join("a")
@@ -247,6 +359,9 @@ def test_norms__a_huge_one_is_refused_once_there_is_a_history() -> None:
             bench.report(name, 2 * slot)
         bench.now_ns += 100 * MS
     assert [f.reason.split()[0] for f in bench.told("b", Fate)] == ["norm"]
+    [notice] = [a.text for a in bench.actions if isinstance(a, ev.Notice)]
+    assert "work of learner b was refused: 200 tokens on fragment 0, 1 so far: norm 100" in notice
+    assert "another learning rate than the others'? let schedules follow `learner.progress`" in notice
     assert len(bench.written(SlotLine)) == 30
 
 
@@ -335,6 +450,25 @@ def test_liveness__bulk_progress_counts_as_life_and_a_hang_is_idle_not_away() ->
     assert states == ["ready", "idle"]
     bench.beat("a", 5)
     assert bench.core.roster.by_name("a").ready  # type: ignore[union-attr]
+
+
+def test_liveness__a_short_pause_of_fast_steps_is_no_hang() -> None:
+    """R10's floor: 4 steps of 10 ms are over sooner than a busy machine gives the processor back."""
+    bench = Bench()
+    bench.join("a")
+    for steps in range(2, 40, 2):
+        bench.now_ns += 20 * MS
+        bench.report("a", steps)
+    lease_ns, member = bench.config.lease_interval_ns, bench.core.roster.by_name("a")
+    assert member is not None
+    paused_ns = bench.now_ns
+    while bench.now_ns < paused_ns + lease_ns - 100 * MS:
+        bench.now_ns += 100 * MS
+        bench.beat("a", 38)
+    assert member.ready
+    bench.now_ns += 200 * MS
+    bench.beat("a", 38)
+    assert member.state == "idle"
 
 
 def test_liveness__one_that_waits_by_r9_is_ready() -> None:

@@ -370,10 +370,12 @@ def test_ten_equal_runs_of_a_seed_give_equal_tapes(seed: int) -> None:
 
 def test_quorum_counts_ready__participation_is_reported_apart() -> None:
     """Hazard 12: size, live and contributors are three numbers."""
-    world = World(seed=26, learners=equal(4), steps=120)
+    world = World(seed=26, learners=equal(4), steps=400)
     world.at(5 * S, lambda: world.hang("l3", 100 * S))
     world.run()
-    late = [c for c in world.records(ClosedLine) if c.now_ns > 8 * S and c.slot <= world.config.slots]
+    hung_ns = 5 * S + world.config.lease_interval_ns + 3 * S
+    late = [c for c in world.records(ClosedLine) if c.now_ns > hung_ns and c.slot <= world.config.slots]
+    assert late
     assert all((c.ready, c.live, len(c.participants)) == (3, 4, 3) for c in late)
 
 

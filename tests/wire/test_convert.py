@@ -17,6 +17,7 @@ from atoll.wire.check import WireError
 
 PIECES = 3
 numbers = st.integers(0, 2**63 - 1)
+counts = st.integers(0, 2**53)
 small = st.integers(0, PIECES - 1)
 words = st.text("abcdefghij", max_size=20)
 lines = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=80)
@@ -26,7 +27,7 @@ floats = st.floats(allow_nan=False, allow_infinity=False)
 versions = st.builds(core.Version, numbers, numbers)
 merged = st.builds(core.Merged, numbers, numbers)
 per_piece = st.tuples(*[numbers] * PIECES)
-counters = st.builds(core.Counters, numbers, numbers, floats, per_piece, per_piece)
+counters = st.builds(core.Counters, counts, counts, floats, per_piece, per_piece)
 timings = st.builds(core.Timings, st.lists(st.tuples(words, numbers), max_size=5).map(tuple), numbers, numbers, numbers)
 tensors = st.builds(
     TensorSpec,
@@ -47,8 +48,8 @@ learner_messages = st.one_of(
         st.lists(tensors, max_size=4).map(tuple),
     ),
     st.builds(core.Report, counters, timings),
-    st.builds(core.Heartbeat, numbers, st.booleans(), numbers),
-    st.builds(core.Announce, numbers, small, numbers, versions, numbers, numbers, numbers, counters, numbers),
+    st.builds(core.Heartbeat, counts, st.booleans(), numbers),
+    st.builds(core.Announce, numbers, small, numbers, versions, counts, counts, counts, counters, numbers),
     st.builds(core.Declare),
     st.builds(core.Leave, lines.map(check.one_line), counters, timings),
 )
@@ -154,6 +155,8 @@ def _announce(**fields: object) -> pb.LearnerEnvelope:
         (pb.LearnerEnvelope(hello=pb.Hello(name="a", run_id="../b")), "run="),
         (pb.LearnerEnvelope(hello=pb.Hello(name="a", fingerprint="xyz")), "32 hex"),
         (pb.LearnerEnvelope(hello=pb.Hello(name="a", generation=2**63)), "generation"),
+        (pb.LearnerEnvelope(report=pb.Report(counters=pb.Counters(steps=1, tokens=2**53 + 1))), "tokens"),
+        (pb.LearnerEnvelope(heartbeat=pb.Heartbeat(steps=2**53 + 1)), "steps"),
         (pb.LearnerEnvelope(hello=pb.Hello(name="a", tensors=[pb.TensorSpec(name="w", shape=[1] * 9)])), "shape"),
         (pb.LearnerEnvelope(report=pb.Report(counters=pb.Counters(loss_sum=float("nan")))), "finite"),
         (pb.LearnerEnvelope(report=pb.Report(counters=pb.Counters(lost=[1, 2]))), "3 pieces"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from atoll.core.causes import is_power_of_two, with_cause
 from atoll.core.context import Context
 from atoll.core.contributions import Contribution
 from atoll.core.events import Discard
@@ -56,6 +57,7 @@ class Fates:
         contribution.move("merged")
         member = self._close(contribution)
         member.account.merged[contribution.announce.piece] += contribution.announce.c_tokens
+        member.missed_pieces.clear()
         self._roster.close_books(member)
 
     def tell(self, member: Member, announce: Announce, verdict: Verdict) -> None:
@@ -73,9 +75,29 @@ class Fates:
                 verdict.reason,
             )
         )
+        self._say(member, announce, verdict)
         message = Fate(announce.piece, announce.seq, announce.slot, *verdict)
         member.last_fate[announce.piece] = message
         self._ctx.send(member.stream, message)
+
+    def _say(self, member: Member, announce: Announce, verdict: Verdict) -> None:
+        """For people: the first refusal of a life and each doubling; once for a round in which all was missed."""
+        name, fragments = member.life.name, self._ctx.config.fragments
+        if verdict.fate == "refused":
+            member.refusals += 1
+            if is_power_of_two(member.refusals):
+                self._ctx.notice(
+                    f"work of learner {name} was refused: {announce.c_tokens} tokens on fragment {announce.piece}, "
+                    f"{member.refusals} so far: {with_cause(verdict.reason)}"
+                )
+        elif verdict is not ENDING and member.state != "ended":
+            before = len(member.missed_pieces)
+            member.missed_pieces.add(announce.piece)
+            if before < len(member.missed_pieces) == fragments and fragments > 1:
+                self._ctx.notice(
+                    f"learner {name} missed a whole round: nothing of it was merged while each of {fragments} "
+                    f"fragments was missed; the last: {with_cause(verdict.reason)}"
+                )
 
     def _close(self, contribution: Contribution) -> Member:
         """Nothing more is expected of it."""

@@ -137,18 +137,34 @@ class LifeAccount:
         zeros = (0,) * pieces
         return cls(Counters(overwritten=zeros, lost=zeros), [0] * pieces)
 
-    def hear(self, counters: Counters) -> bool:
-        """Take newer counters; False (and no change) when any of them runs backwards or the shape is wrong."""
+    def hear(self, counters: Counters, *, leaving: bool = False) -> str:
+        """Take newer counters; else no change, and why not: they run backwards, or do not add up.
+
+        leaving: a learner that leaves books as lost what it has in flight, and of that some may be merged here.
+        """
         old = self.heard
         if len(counters.overwritten) != len(self.merged) or len(counters.lost) != len(self.merged):
-            return False
+            return "its cumulative counters are not those of this run"
         monotone = counters.steps >= old.steps and counters.tokens >= old.tokens
         monotone = monotone and all(map(int.__ge__, counters.overwritten, old.overwritten))
         monotone = monotone and all(map(int.__ge__, counters.lost, old.lost))
         if not monotone:
-            return False
+            return "its cumulative counters ran backwards"
+        for piece, (merged, gone, lost) in enumerate(
+            zip(self.merged, counters.overwritten, counters.lost, strict=True)
+        ):
+            if max(gone + lost, gone + merged, 0 if leaving else gone + lost + merged) > counters.tokens:
+                return (
+                    f"of {counters.tokens} tokens on fragment {piece} it says that {gone} were overwritten and {lost} "
+                    f"lost, with {merged} merged"
+                )
         self.heard = counters
-        return True
+        return ""
+
+    def room(self, piece: int) -> int:
+        """Tokens on a piece that have no fate yet: no contribution can bring more."""
+        heard = self.heard
+        return heard.tokens - self.merged[piece] - heard.overwritten[piece] - heard.lost[piece]
 
     def lost_at_end(self) -> tuple[int, ...]:
         """Per piece: what the end of this life loses, so that computed = merged + overwritten + lost.

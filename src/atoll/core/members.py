@@ -20,12 +20,11 @@ from atoll.core.ledger import LifeAccount
 from atoll.core.machine import Average, Table
 from atoll.core.messages import Fate, Life, Timings
 from atoll.core.records import LifeEndLine, MemberLine
+from atoll.core.remarks import remark_on_leaving
 
 GENERATION_SHIFT = 32
-IDLE_HEARTBEATS = 3
-"""A beat is left out where another message just went, so that steps are heard of every second beat at the latest."""
 IDLE_STEPS = 4
-"""A learner is idle after so many of its own steps without a new one (R10)."""
+"""A learner is idle after so many of its own steps, and at least a lease, without a new one (R10)."""
 
 MEMBER = Table(
     name="member",
@@ -84,6 +83,10 @@ class Member:
     """Per piece, the contribution that has no fate yet (at most one, R6)."""
     newest_seq: dict[int, int] = field(default_factory=dict)
     last_fate: dict[int, Fate] = field(default_factory=dict)
+    units_told: bool = False
+    refusals: int = 0
+    missed_pieces: set[int] = field(default_factory=set)
+    """Of which a contribution was missed since one was last merged."""
     closed_books: bool = False
     end_reason: str = ""
 
@@ -227,6 +230,7 @@ class Roster:
             return
         member.closed_books = True
         self._settling.pop(member.life, None)
+        remark_on_leaving(self._ctx, member)
         heard, timings = member.account.heard, member.timings
         self._ctx.write(
             LifeEndLine(
@@ -296,10 +300,8 @@ class Roster:
             self.move(member, "reported", "first parameters adopted")
 
     def idle_after_ns(self, member: Member) -> int:
-        """4 of its own steps, but at least 3 heartbeats; while the average is young, at least a lease."""
-        config = self._config
-        least_ns = config.lease_interval_ns if member.step_ns.young else IDLE_HEARTBEATS * config.heartbeat_interval_ns
-        return max(int(IDLE_STEPS * member.step_ns.get()), least_ns)
+        """4 of its own steps, but at least a lease: on a busy machine a short pause is no hang."""
+        return max(int(IDLE_STEPS * member.step_ns.get()), self._config.lease_interval_ns)
 
     def overslept(self, gap_ns: int) -> None:
         """The syncer stood still: leases go on from where they were, and steps since then are surplus."""

@@ -6,6 +6,7 @@ and how the tape tells of it, is in core.slot.
 
 from __future__ import annotations
 
+from atoll.core.causes import FAR_NORM
 from atoll.core.context import Context
 from atoll.core.contributions import Contribution
 from atoll.core.events import Commit, CommitDone, CommitFailed, Input, Merge, MergeDone, Publish
@@ -320,7 +321,7 @@ class SlotEngine:
                 f"piece {slot.piece}; none is refused. If the loss rises, lower the inner learning rate"
             )
         for contribution in outside:
-            reason = f"norm {contribution.norm:.3g} is far above this piece's history"
+            reason = f"norm {contribution.norm:.3g} {FAR_NORM}"
             self._fates.settle(contribution, Verdict("refused", reason))
         return [c for c in fresh if c not in outside]
 
@@ -373,7 +374,7 @@ class SlotEngine:
         slot.retry_at_ns = self._ctx.now_ns + COMMIT_RETRY_NS
         self._ctx.notice(
             f"slot {slot.number} could not be written ({event.reason}); merges stop, learners go on, "
-            f"next try in {COMMIT_RETRY_NS / 1e9:.0f} s. Free space in the run directory"
+            f"next try in {COMMIT_RETRY_NS / 1e9:.0f} s"
         )
 
     def tell_pace(self, member: Member) -> None:

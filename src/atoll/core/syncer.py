@@ -1,8 +1,8 @@
 """The syncer: frozen events in, frozen actions out. It waits for nobody, and never does wrong quietly.
 
 Composed of small machines: members (members.py), contributions and their fates (contributions.py, fates.py), pieces
-(pieces.py), slots (slots.py) and the run as a whole (finish.py). This file is the entrance: who may join, what each
-message means, and the loop that lets every machine move until nothing changes.
+(pieces.py), version 0 (seeding.py), slots (slots.py) and the run as a whole (finish.py). This file is the entrance: who
+may join, what each message means, and the loop that lets every machine move until nothing changes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,9 @@ from atoll.core.events import (
     CloseStream,
     CommitDone,
     CommitFailed,
-    CommitSeed,
     ContributionArrived,
-    DropSeed,
     MergeDone,
     Overslept,
-    Publish,
     Received,
     SeedArrived,
     SeedCommitted,
@@ -49,15 +46,15 @@ from atoll.core.messages import (
     Heartbeat,
     Hello,
     Leave,
-    Life,
     Refuse,
     Replaced,
     Report,
-    SeedRequest,
     Welcome,
 )
 from atoll.core.pieces import Pieces
-from atoll.core.records import GrantLine, OversleptLine, ReportLine, SeedLine
+from atoll.core.records import GrantLine, OversleptLine, ReportLine
+from atoll.core.remarks import remark_on_units
+from atoll.core.seeding import Seeding
 from atoll.core.slots import SlotEngine
 
 
@@ -75,11 +72,7 @@ class Syncer:
         self._fates = Fates(self._ctx, self.roster)
         self.slots = SlotEngine(self._ctx, self.roster, self.pieces, self._fates)
         self.finish = Finish(self._ctx, self.roster, self.pieces, self._fates, self.slots)
-        self.seeded = False
-        self._seed_from_file = False
-        self._seeder: Life | None = None
-        self._seed_pieces: set[int] = set()
-        self._committing_seed = False
+        self._seeding = Seeding(self._ctx, self.roster, self.pieces, self._expel)
         self._timer_ns: int | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             Started: self._on_started,
@@ -88,8 +81,8 @@ class Syncer:
             Received: self._on_received,
             BulkProgress: self._on_bulk_progress,
             ContributionArrived: self._on_contribution_arrived,
-            SeedArrived: self._on_seed_arrived,
-            SeedCommitted: self._on_seed_committed,
+            SeedArrived: self._seeding.arrived,
+            SeedCommitted: self._seeding.committed,
             MergeDone: self.slots.merge_done,
             CommitDone: self.slots.commit_done,
             CommitFailed: self.slots.commit_failed,
@@ -105,6 +98,11 @@ class Syncer:
             Leave: self._on_leave,
         }
 
+    @property
+    def seeded(self) -> bool:
+        """Version 0 is committed."""
+        return self._seeding.done
+
     def handle(self, event: SyncerEvent, *, now_ns: int) -> list[SyncerAction]:
         """Take one event at monotonic time `now_ns`; return what to do, in order."""
         self._ctx.begin(now_ns)
@@ -117,7 +115,7 @@ class Syncer:
 
     def _advance(self) -> None:
         self.roster.expire()
-        self._reseed()
+        self._seeding.advance()
         while self._advance_once():
             pass
         self._set_timer()
@@ -138,6 +136,7 @@ class Syncer:
             self.roster.next_deadline_ns(),
             self.slots.next_deadline_ns(),
             self.finish.next_deadline_ns(),
+            self._seeding.next_deadline_ns(),
         ]
         wanted = min((d for d in deadlines if d is not None and d > self._ctx.now_ns), default=None)
         if wanted is not None and wanted != self._timer_ns:
@@ -148,6 +147,7 @@ class Syncer:
         """Nobody was silent, late or stalled in that time; what was said meanwhile is yet to be read."""
         self._ctx.write(OversleptLine(self._ctx.now_ns, event.gap_ns))
         self._ctx.notice(f"this syncer stood still for {event.gap_ns / 1e9:.1f} s; learners trained on meanwhile")
+        self._seeding.overslept(event.gap_ns)
         self.roster.overslept(event.gap_ns)
         self.finish.overslept(event.gap_ns)
 
@@ -155,47 +155,7 @@ class Syncer:
 
     def _on_started(self, event: Started) -> None:
         self.roster.epoch = event.epoch
-        self._seed_from_file = event.has_init
-
-    def _reseed(self) -> None:
-        """Name a learner that hands in version 0; another if it goes before version 0 is whole."""
-        if self.seeded or self._seed_from_file or self._committing_seed:
-            return
-        current = self.roster.by_life(self._seeder) if self._seeder is not None else None
-        if current is not None and current.present:
-            return
-        if self._seeder is not None:
-            self._seeder = None
-            self._seed_pieces.clear()
-            self._ctx.act(DropSeed())
-        for member in self.roster.present():
-            self._seeder = member.life
-            self._ctx.send(member.stream, SeedRequest())
-            return
-
-    def _on_seed_arrived(self, event: SeedArrived) -> None:
-        if self.seeded or self._committing_seed or event.life != self._seeder:
-            return
-        if not (event.hash_ok and event.finite):
-            member = self.roster.by_life(event.life) if event.life is not None else None
-            if member is not None:
-                self._expel(member, "its first parameters are not finite or arrived damaged")
-            return
-        self._seed_pieces.add(event.piece)
-        if len(self._seed_pieces) == self._config.fragments:
-            self._committing_seed = True
-            self._ctx.act(CommitSeed())
-
-    def _on_seed_committed(self, event: SeedCommitted) -> None:
-        self.seeded = True
-        self._committing_seed = False
-        for index, piece in enumerate(self.pieces):
-            piece.update_hash, piece.update_bytes = event.update_hashes[index], event.update_bytes[index]
-            self._ctx.act(Publish(index, piece.version))
-        source = self._seeder.name if self._seeder is not None else "file"
-        self._ctx.write(SeedLine(self._ctx.now_ns, source, event.update_hashes))
-        for member in self.roster.present():
-            self.pieces.tell_all(member)
+        self._seeding.from_file = event.has_init
 
     # ------------------------------------------------------------ joining (R13, R14)
 
@@ -282,8 +242,8 @@ class Syncer:
         )
         if self.seeded:
             self.pieces.tell_all(member)
-        elif self._seeder == member.life:
-            self._ctx.send(member.stream, SeedRequest())
+        else:
+            self._seeding.tell_again(member)
 
     def _end_life(self, member: Member, reason: str, told: str) -> None:
         """Settle what is incomplete; complete contributions outlive their learner (R6, R14)."""
@@ -321,6 +281,7 @@ class Syncer:
         member = self.roster.by_life(event.life)
         if member is None:
             return
+        self._seeding.moved(event.life)
         for contribution in member.open.values():
             if not contribution.complete:
                 contribution.progress_at_ns = self._ctx.now_ns
@@ -338,12 +299,12 @@ class Syncer:
                 self.pieces.tell_all(member)
             self.finish.tell_phase(member)
 
-    def _hear(self, member: Member, counters: Counters) -> bool:
-        """Book newer counters; a peer whose counters run backwards is put out."""
-        if member.account.hear(counters):
-            return True
-        self._expel(member, "its cumulative counters ran backwards")
-        return False
+    def _hear(self, member: Member, counters: Counters, *, leaving: bool = False) -> bool:
+        """Book newer counters; a peer whose counters run backwards, or do not add up, is put out."""
+        fault = member.account.hear(counters, leaving=leaving)
+        if fault:
+            self._expel(member, fault)
+        return not fault
 
     def _on_report(self, member: Member, message: Report) -> None:
         if not self.seeded:
@@ -357,6 +318,7 @@ class Syncer:
         new_steps = self.roster.reported(member, message.counters.steps)
         self.slots.tick(member, new_steps)
         self._write_report(member)
+        remark_on_units(self._ctx, self.roster, member)
 
     def _write_report(self, member: Member) -> None:
         heard = member.account.heard
@@ -379,7 +341,7 @@ class Syncer:
         member.declared = True
 
     def _on_leave(self, member: Member, message: Leave) -> None:
-        if not self._hear(member, message.counters):
+        if not self._hear(member, message.counters, leaving=True):
             return
         member.timings = message.timings
         for contribution in list(member.open.values()):
@@ -402,6 +364,12 @@ class Syncer:
             self._expel(member, fault)
             return
         if not self._hear(member, message.counters):
+            return
+        room = member.account.room(message.piece)
+        if room < message.c_tokens <= message.counters.tokens:  # more than was computed is refused below
+            self._expel(
+                member, f"it sends {message.c_tokens} tokens on fragment {message.piece}, {room} have no fate yet"
+            )
             return
         self.roster.adopt(member)
         self.roster.advance(member, message.own_step, waiting=False)

@@ -26,6 +26,9 @@ ACCEPT_WAIT_S = 5.0
 """An upload may overtake its announcement on the other connection; so long it waits for it."""
 PROGRESS_NS = 100_000_000
 PACERS_MAX = 8192
+LIVES_MAX = 8192
+ARRIVALS_MAX = 8192
+"""Uploads that wait for their announcement."""
 
 Key = tuple[Life, int, int]
 
@@ -62,8 +65,8 @@ class BulkService:
         self._on_complete = on_complete
         self._on_progress = on_progress
         self._incoming: dict[Key, Incoming] = {}
-        self._discarded: dict[tuple[Life, int], int] = {}
-        """Newest discarded seq; one small entry per life and piece."""
+        self._discarded: dict[Life, dict[int, int]] = {}
+        """Newest discarded seq per life and piece; gone with the life."""
         self._arrivals: dict[Key, asyncio.Event] = {}
         self._published: dict[int, Published] = {}
         self._pacers: dict[str, Pacer] = {}
@@ -99,12 +102,18 @@ class BulkService:
 
     def discard(self, life: Life, piece: int, seq: int) -> Incoming | None:
         """Free the bytes; a running upload of them ends."""
-        newest = self._discarded.get((life, piece), -1)
-        self._discarded[life, piece] = max(newest, seq)
+        newest = self._discarded.setdefault(life, {})
+        newest[piece] = max(newest.get(piece, -1), seq)
         incoming = self._incoming.pop((life, piece, seq), None)
         if incoming is not None:
             incoming.owner += 1
         return incoming
+
+    def forget(self, life: Life) -> None:
+        """This life is over and nothing of it is expected any more."""
+        self._discarded.pop(life, None)
+        self._progress_ns.pop(life, None)
+        self._pacers.pop(life.name, None)
 
     def payload(self, life: Life, piece: int, seq: int) -> Incoming:
         """A complete contribution."""
@@ -163,12 +172,17 @@ class BulkService:
     async def _expected(self, life: Life, piece: int, seq: int) -> Incoming | None:
         """What was accepted under this name, waiting a little for it; None where it is not wanted."""
         key = (life, piece, seq)
-        if key not in self._incoming and seq > self._discarded.get((life, piece), -1):
+        if key not in self._incoming and seq > self._discarded.get(life, {}).get(piece, -1):
+            if key not in self._arrivals and len(self._arrivals) >= ARRIVALS_MAX:
+                return None
             waiter = self._arrivals.setdefault(key, asyncio.Event())
             try:
                 await asyncio.wait_for(waiter.wait(), ACCEPT_WAIT_S)
             except TimeoutError:
-                self._arrivals.pop(key, None)
+                pass
+            finally:
+                if self._arrivals.get(key) is waiter:
+                    del self._arrivals[key]
         return self._incoming.get(key)
 
     async def _receive(self, incoming: Incoming, chunk: pb.UploadChunk, context: Any) -> pb.UploadResult:
@@ -214,6 +228,8 @@ class BulkService:
     def _progress(self, life: Life) -> None:
         now_ns = self.learners_ns = time.monotonic_ns()
         if now_ns - self._progress_ns.get(life, 0) >= PROGRESS_NS:
+            if life not in self._progress_ns and len(self._progress_ns) >= LIVES_MAX:
+                self._progress_ns.pop(next(iter(self._progress_ns)))  # a life that has ended may still download
             self._progress_ns[life] = now_ns
             self._on_progress(life)
 

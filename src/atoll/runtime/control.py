@@ -23,8 +23,9 @@ OUTBOX_MAX = 100_000
 class Stream:
     """One control stream after its Hello."""
 
-    def __init__(self, number: int, hello: Hello) -> None:
+    def __init__(self, number: int, hello: Hello, peer: str = "") -> None:
         self.number = number
+        self.peer = peer
         self.hello = hello
         self.outbox: deque[SyncerMessage] = deque()
         self.wake = asyncio.Event()
@@ -49,7 +50,8 @@ class Stream:
 
 class ControlService:
     """Handler of Session. The callbacks run in the event loop: on_open(stream), on_message(number, message),
-    on_close(number); `pieces()` is P once it is known, else 0."""
+    on_close(number), on_fault(text) of a learner, on_stranger(peer, text) of one without a token; `pieces()` is P once
+    it is known, else 0."""
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class ControlService:
         on_close: Callable[[int], None],
         pieces: Callable[[], int],
         on_fault: Callable[[str], None],
+        on_stranger: Callable[[str, str], None],
     ) -> None:
         self._token = token
         self._streams_max = streams_max
@@ -69,6 +72,7 @@ class ControlService:
         self._on_close = on_close
         self._pieces = pieces
         self._on_fault = on_fault
+        self._on_stranger = on_stranger
         self._next = 1
         self._open = 0
         self.bulk_port = 0
@@ -84,7 +88,9 @@ class ControlService:
     async def session(self, _: Any, context: Any) -> None:
         """One stream from Hello to its end."""
         if not wire_channel.token_ok(context.invocation_metadata(), self._token):
-            self._on_fault(f"a learner at {context.peer()} came without the right token and was refused")
+            self._on_stranger(
+                context.peer(), f"a learner at {context.peer()} came without the right token and was refused"
+            )
             await self._refuse(context, "token", "the token is missing or wrong; set ATOLL_TOKEN as for the syncer")
             return
         if self._open >= self._streams_max:
@@ -114,7 +120,7 @@ class ControlService:
         if not isinstance(hello, Hello):
             await self._refuse(context, "protocol", f"the first message is {type(hello).__name__}, not Hello")
             return
-        stream = Stream(self._next, hello)
+        stream = Stream(self._next, hello, context.peer())
         self._next += 1
         self.streams[stream.number] = stream
         reader = asyncio.ensure_future(self._read(stream, context))

@@ -22,16 +22,18 @@ import torch
 
 from atoll.core import events
 from atoll.core.messages import Life, SeedRequest, Welcome
-from atoll.core.records import NoticeLine, Record
+from atoll.core.records import LifeEndLine, NoticeLine, Record
 from atoll.core.syncer import Syncer
 from atoll.errors import RunError
 from atoll.runtime.bulk import BulkService, Incoming
 from atoll.runtime.control import ControlService, Stream
+from atoll.runtime.descriptors import Reserve, raise_limit, reason_of
 from atoll.runtime.ending import write_at_last
 from atoll.runtime.lobby import Lobby, Opened
 from atoll.runtime.observers import Observers
 from atoll.runtime.options import Listening, SyncerOptions
 from atoll.runtime.scheduling import yield_to_training
+from atoll.runtime.strangers import Strangers
 from atoll.runtime.workshop import Checked, Published, Workshop
 from atoll.store.rundir import gone_text, is_gone
 from atoll.store.tape import Tape
@@ -55,6 +57,7 @@ def serve(options: SyncerOptions) -> int:
     """Run a syncer until its run is over; the process's exit status. AtollError where it cannot begin."""
     yield_to_training()
     gc.freeze()
+    raise_limit()
     torch.set_num_threads(options.torch_threads)
     return asyncio.run(SyncerServer(options).run())
 
@@ -83,7 +86,9 @@ class SyncerServer:
         self._seeder: Life | None = None
         self._lives: dict[int, Life] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._reserve = Reserve()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="atoll-worker")
+        self._strangers = Strangers(self._show)
         self._control = ControlService(
             self._token,
             options.streams_max,
@@ -92,6 +97,7 @@ class SyncerServer:
             on_close=self._on_close,
             pieces=lambda: 0 if self._opened is None else len(self._opened.layout.pieces),
             on_fault=self._notice,
+            on_stranger=self._strangers.say,
         )
         self._bulk = BulkService(
             self._run_id,
@@ -157,7 +163,8 @@ class SyncerServer:
             try:
                 self._tape.close()
             except OSError as error:
-                self._show(f"the tape cannot be synced: {error}")
+                self._show(f"the tape cannot be synced: {reason_of(error)}")
+            self._reserve.close()
 
     def _bind(
         self, handlers: tuple[grpc.GenericRpcHandler, ...], port: int, name: str, *, control: bool = False
@@ -289,8 +296,10 @@ class SyncerServer:
             self._write_backlog()
         except OSError as error:
             if len(self._backlog) == 1:
-                self._show(f"the tape cannot be written: {error}; learners train on, make room")
+                self._show(f"the tape cannot be written: {reason_of(error)}; learners train on")
         self._unsynced |= sync
+        if isinstance(record, LifeEndLine):
+            self._bulk.forget(Life(record.name, record.generation))
         if self._options.on_record is not None:
             self._told(self._options.on_record, record)
 
@@ -304,7 +313,7 @@ class SyncerServer:
         try:
             self._tape.flush()
         except OSError as error:
-            self._show(f"the tape cannot be synced: {error}")
+            self._show(f"the tape cannot be synced: {reason_of(error)}")
 
     def _notice(self, text: str) -> None:
         self._show(text)
@@ -317,7 +326,7 @@ class SyncerServer:
             self._troubles.discard(what)
         elif what not in self._troubles:
             self._troubles.add(what)
-            self._notice(f"{what}: {error}")
+            self._notice(f"{what}: {reason_of(error)}")
 
     def _show(self, text: str) -> None:
         self._told(self._options.on_notice or _to_stderr, text)
@@ -339,7 +348,7 @@ class SyncerServer:
         """The lobby: the first Hello that fits decides the layout."""
         result = self._lobby.open_run(stream.hello)
         if not isinstance(result, Opened):
-            self._notice(f"learner {stream.hello.name} was refused: {result.message}")
+            self._strangers.say(stream.peer, f"learner {stream.hello.name} was refused: {result.message}")
             stream.send(result)
             stream.close()
             return
@@ -438,6 +447,8 @@ class SyncerServer:
         if self._seeder is not None:
             for piece in range(len(self._opened.layout.pieces)):
                 self._bulk.discard(self._seeder, piece, 0)
+            if self._seeder not in self._lives.values():
+                self._bulk.forget(self._seeder)
             self._seeder = None
         self._in_worker(self._workshop.drop_seed, lambda _: None)
 
@@ -446,13 +457,14 @@ class SyncerServer:
 
     def _try_commit_seed(self) -> list[Published] | OSError:
         try:
-            return self._workshop.commit_seed()
+            with self._reserve.lent():
+                return self._workshop.commit_seed()
         except OSError as error:
             return error
 
     def _seed_committed(self, result: list[Published] | OSError) -> None:
         if isinstance(result, OSError):
-            self._notice(f"version 0 cannot be written: {result}; trying again")
+            self._notice(f"version 0 cannot be written: {reason_of(result)}; trying again")
             self._loop.call_later(SEED_RETRY_S, self._commit_seed)
             return
         self._committed = dict(enumerate(result))
@@ -489,20 +501,21 @@ class SyncerServer:
                 if self._options.on_record is not None:
                     self._told(self._options.on_record, action.record)
         except OSError as error:
-            reason = str(error)
+            reason = reason_of(error)
             self._loop.call_soon(lambda: self.dispatch(events.CommitFailed(action.slot, reason)))
             return
         self._in_worker(lambda: self._try_commit(action), lambda result: self._commit_ended(action, result))
 
     def _try_commit(self, action: events.Commit) -> Published | OSError:
         try:
-            return self._workshop.commit(action, self._tape)
+            with self._reserve.lent():
+                return self._workshop.commit(action, self._tape)
         except OSError as error:
             return error
 
     def _commit_ended(self, action: events.Commit, result: Published | OSError) -> None:
         if isinstance(result, OSError):
-            self.dispatch(events.CommitFailed(action.slot, str(result)))
+            self.dispatch(events.CommitFailed(action.slot, reason_of(result)))
             return
         self._lined_slots.discard(action.slot)
         self._committed[action.piece] = result
@@ -510,6 +523,7 @@ class SyncerServer:
 
     async def _run_over(self) -> None:
         self._observers.end(over=True)
+        self._reserve.close()
         where = self._options.run_dir
         await write_at_last("the end of the tape", self._write_last_lines, where, self._show)
         path = await write_at_last("the model", self._export, where, self._show)

@@ -46,7 +46,13 @@ def _options(message_bytes_max: int) -> Options:
 CONTROL_OPTIONS = _options(CONTROL_BYTES_MAX)
 BULK_OPTIONS = _options(BULK_BYTES_MAX)
 # Two syncers must not share a port: the second would get half of the learners.
-SERVER_OPTIONS: Options = (("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0))
+# A connection that says nothing holds a descriptor: it has 10 s to speak HTTP/2, and two minutes without any call.
+SERVER_OPTIONS: Options = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 120_000),
+)
 
 
 def parse_address(text: str, name: str = "address") -> tuple[str, int]:

@@ -9,6 +9,8 @@ from typing import Any
 from atoll.errors import AtollError
 
 NUMBER_MAX = 2**63 - 1
+COUNT_MAX = 2**53
+"""Of tokens and steps: beyond it a count and its floating-point value differ, and nobody gets there."""
 TEXT_LENGTH_MAX = 2000
 NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,64}")
 HASH_PATTERN = re.compile(r"([0-9a-f]{32})?")

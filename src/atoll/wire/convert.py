@@ -22,6 +22,7 @@ from atoll.core.layout import (
 )
 from atoll.wire import atoll_pb2 as pb
 from atoll.wire.check import (
+    COUNT_MAX,
     WireError,
     check_blob,
     check_count,
@@ -82,8 +83,8 @@ def _counters_to_wire(counters: core.Counters) -> pb.Counters:
 
 def _counters_from_wire(message: pb.Counters, pieces: int) -> core.Counters:
     return core.Counters(
-        steps=check_number("steps", message.steps),
-        tokens=check_number("tokens", message.tokens),
+        steps=check_number("steps", message.steps, COUNT_MAX),
+        tokens=check_number("tokens", message.tokens, COUNT_MAX),
         loss_sum=check_finite("loss_sum", message.loss_sum),
         overwritten=_per_piece("overwritten", message.overwritten, pieces),
         lost=_per_piece("lost", message.lost, pieces),
@@ -221,7 +222,7 @@ def _heartbeat_to_wire(m: core.Heartbeat) -> pb.LearnerEnvelope:
 
 
 def _heartbeat_from_wire(m: pb.Heartbeat, pieces: int) -> core.Heartbeat:
-    steps = check_number("steps", m.steps)
+    steps = check_number("steps", m.steps, COUNT_MAX)
     return core.Heartbeat(steps, m.waiting, check_number("progress_bytes", m.progress_bytes))
 
 
@@ -247,9 +248,9 @@ def _announce_from_wire(m: pb.Announce, pieces: int) -> core.Announce:
         piece=check_number("piece", m.piece, pieces - 1 if pieces else PIECES_MAX),
         slot=check_number("slot", m.slot),
         anchor=version_from_wire(m.anchor),
-        own_step=check_number("own_step", m.own_step),
-        c_steps=check_number("c_steps", m.c_steps),
-        c_tokens=check_number("c_tokens", m.c_tokens),
+        own_step=check_number("own_step", m.own_step, COUNT_MAX),
+        c_steps=check_number("c_steps", m.c_steps, COUNT_MAX),
+        c_tokens=check_number("c_tokens", m.c_tokens, COUNT_MAX),
         counters=_counters_from_wire(m.counters, pieces),
         size_bytes=check_number("size_bytes", m.size_bytes),
         final=m.final,

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 PRESENT = ("joining", "ready", "idle")
 AVERAGE_YOUNG = 8
 IDLE_STEPS = 4
-IDLE_BEATS = 3
 
 
 @dataclass(slots=True)
@@ -133,10 +132,7 @@ class Shadow:
         return known[min(self.needed(), len(known)) - 1] if known else None
 
     def idle_after_ns(self, member: ShadowMember) -> int:
-        config = self._config
-        young = member.samples < AVERAGE_YOUNG
-        least_ns = config.lease_interval_ns if young else IDLE_BEATS * config.heartbeat_interval_ns
-        return max(int(IDLE_STEPS * (member.step_ns or 0.0)), least_ns)
+        return max(int(IDLE_STEPS * (member.step_ns or 0.0)), self._config.lease_interval_ns)
 
     # ------------------------------------------------------------ the wire
 
