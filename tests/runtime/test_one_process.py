@@ -83,5 +83,5 @@ def test_exception_in_the_middle_of_a_step__the_learner_says_that_it_broke(
 
     with pytest.raises(MemoryError):
         train()
-    with pytest.raises(RunError, match="broke in an earlier step .MemoryError: no room"):
+    with pytest.raises(RunError, match=r"broke in an earlier step .MemoryError: no room"):
         learner.step(3, 1.0)

@@ -92,11 +92,16 @@ def test_optimizer_with_weights_of_its_own__is_said_once(caplog: pytest.LogCaptu
 
 def test_ctrl_c__in_the_middle_of_a_step__comes_at_its_end() -> None:
     whole, done = Whole(), []
-    with pytest.raises(KeyboardInterrupt), whole:
-        os.kill(os.getpid(), signal.SIGINT)
-        for _ in range(1000):
-            done.append(1)
-        assert whole.noted
+
+    def step() -> None:
+        with whole:
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(1000):
+                done.append(1)
+            assert whole.noted
+
+    with pytest.raises(KeyboardInterrupt):
+        step()
     assert len(done) == 1000
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with whole:

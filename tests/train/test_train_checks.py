@@ -75,7 +75,7 @@ def test_model__that_is_none_or_not_ready() -> None:
     empty = nn.Module()
     empty.weight = nn.Parameter(torch.ones(0, 3))  # type: ignore[assignment]
     for model, words in (
-        (SGD, "takes \\(model, optimizer\\)"),
+        (SGD, "takes .model, optimizer."),
         (nn.Linear, "call it"),
         (None, "not a torch.nn.Module"),
         (nn.LazyLinear(3), "forward pass"),
@@ -117,7 +117,7 @@ def test_ranks__are_refused_unless_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     check_process(alone=False)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(JoinError, match="2 ranks.*alone=True") as error:
+    with pytest.raises(JoinError, match=r"2 ranks.*alone=True") as error:
         check_process(alone=False)
     one_line(error)
     check_process(alone=True)
