@@ -63,8 +63,10 @@ def check_reach(address: str, bulk_address: str | None, **waits_s: float) -> Non
     for target in filter(None, (address, bulk_address)):
         parse_address(target)
     for wait, wait_s in waits_s.items():
-        if not isinstance(wait_s, int | float) or not 0 <= wait_s <= WAIT_MAX_S:
-            raise ConfigError(f"{wait}={wait_s} must be between 0 and {WAIT_MAX_S:,.0f} seconds")
+        number = isinstance(wait_s, int | float)
+        if not number or not 0 <= wait_s <= WAIT_MAX_S:
+            shown = format(wait_s, "g") if number else repr(wait_s)[:60]
+            raise ConfigError(f"{wait}={shown} must be between 0 and {WAIT_MAX_S:,.0f} seconds")
 
 
 def check_agreement(buffers: str, fingerprint_extra: str) -> None:
