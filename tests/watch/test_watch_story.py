@@ -42,7 +42,7 @@ def test_story__each_fault_is_told_of_its_learner(tape: list[Record]) -> None:
     assert "and was back after" in of["l1"]
     assert "as a new process" in of["l1"]
     assert "did not come back" not in of["l1"]
-    assert "Stood still (connected, no step) for 1" in of["l2"]
+    assert "Stood still (connected, no step) for 9.5 s" in of["l2"], "15 s, less the lease before it counts (R10)"
     assert "Lost" not in of["l2"]
     assert "Its steps took 3.0 times as long as those of l" in of["l3"]
     assert "Joined 24 s into the run." in of["late"]
