@@ -127,7 +127,6 @@ class Evaluator:
         self._slot, self._hash = model.slot, model.hash
         self._due_s = started_s + self._every.seconds
 
-
     def _note(self, line: EvalLine) -> None:
         """A loss that finds no room on the disk is dropped; the next one may."""
         try:

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.core import events
+from atoll.core.causes import is_power_of_two, with_cause
 from atoll.core.config import RunConfig
 from atoll.core.layout import fingerprint, make_layout
 from atoll.core.learner import Learner
@@ -144,7 +145,7 @@ def join(
 
 def interrupted_by(kind: type[BaseException] | None) -> str:
     """Why a learner leaves before the end, for the tape and for people."""
-    return "interrupted" if kind is None or kind is KeyboardInterrupt else f"interrupted: {kind.__name__}"
+    return LEFT if kind is None or kind is KeyboardInterrupt else f"{LEFT}: {kind.__name__}"
 
 
 class JoinedLearner:
@@ -406,13 +407,9 @@ class JoinedLearner:
         if not isinstance(item, events.Heard) or not isinstance(item.message, Fate) or item.message.fate != "refused":
             return
         self._refused += 1
-        if self._refused & (self._refused - 1) == 0:
-            _log.warning(
-                "the syncer refused work of this learner (%d times so far): %s. The usual cause of large norms is a "
-                "learning rate that is not the others': let schedules follow learner.progress",
-                self._refused,
-                item.message.reason,
-            )
+        if is_power_of_two(self._refused):
+            told = "the syncer refused work of this learner (%d times so far): %s"
+            _log.warning(told, self._refused, with_cause(item.message.reason))
 
     def _watch_line(self, item: Any) -> None:
         """Say once that the syncer is away, and once that it is back."""
