@@ -143,9 +143,9 @@ def join(
     return learner
 
 
-def interrupted_by(kind: type[BaseException] | None) -> str:
+def interrupted_by(kind: type[BaseException]) -> str:
     """Why a learner leaves before the end, for the tape and for people."""
-    return LEFT if kind is None or kind is KeyboardInterrupt else f"{LEFT}: {kind.__name__}"
+    return LEFT if kind is KeyboardInterrupt else f"{LEFT}: {kind.__name__}"
 
 
 class JoinedLearner:
@@ -242,14 +242,17 @@ class JoinedLearner:
             raise kind(self._end.reason)
         return False
 
-    def close(self, reason: str = LEFT) -> None:
-        """Say goodbye before the run is over; harmless afterwards. Unmerged work is lost, and it is said how much."""
+    def close(self, reason: str = "") -> None:
+        """Say goodbye before the run is over; harmless afterwards. Unmerged work is lost, and it is said how much.
+
+        reason: why, for the tape, where it is not that the loop has ended.
+        """
         if os.getpid() != self._pid:
             return
         if self._end is None:
             self._warn_of_loss(reason)
             with contextlib.suppress(RunError):
-                self._handle(events.Interrupted(reason))
+                self._handle(events.Interrupted(reason or LEFT))
         self._client.finish()
 
     def __enter__(self) -> JoinedLearner:
@@ -258,7 +261,7 @@ class JoinedLearner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(interrupted_by(kind))
+        self.close("" if kind is None else interrupted_by(kind))
 
     def _warn_of_loss(self, reason: str) -> None:
         """It leaves early: what of its work is not merged."""
@@ -274,7 +277,7 @@ class JoinedLearner:
                 100 * pending / book.tokens,
                 pending,
                 book.tokens,
-                remedy if reason == LEFT else "",
+                "" if reason else remedy,
             )
 
     def _break(self, error: BaseException) -> None:
