@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from atoll.core import events as ev
 from atoll.core.agent import Agent
 from atoll.core.messages import (
     Announce,
     Counters,
     Fate,
+    Heartbeat,
     Leave,
     Merged,
     Pace,
@@ -91,7 +94,7 @@ def test_a_broken_upload_is_tried_again_an_unwanted_one_is_not() -> None:
     agent.handle(ev.FromLearner(announce(1, 0)), now_ns=2)
     actions = agent.handle(ev.UploadEnded(0, 1, "broken", 4, 5), now_ns=3)
     assert actions[0] == ev.ToLearner(ev.UploadDone(0, 1, 4, 5, False)), "its rate is worth knowing"
-    assert agent.handle(ev.Wake(), now_ns=S) == [ev.StartUpload(0, 1, 10)]
+    assert agent.handle(ev.Wake(), now_ns=S) == [ev.StartUpload(0, 1, 10, again=True)]
     assert only(agent.handle(ev.UploadEnded(0, 1, "unwanted", 0, 5), now_ns=2 * S), ev.StartUpload) == []
 
 
@@ -205,3 +208,70 @@ def test_seed__one_that_was_named_and_is_too_late_does_not_send_a_whole_model() 
     assert only(stopped, ev.StopUpload) == [ev.StopUpload(0, 0)]
     after = agent.handle(ev.UploadEnded(0, 0, "unwanted", 4, 5), now_ns=4)
     assert only(after, ev.StartUpload) == []
+
+
+KINDS = ("run", "protocol", "layout", "name", "token", "settings", "put out", "one of a later version")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_refusal__of_a_life_that_was_granted_is_no_end__it_is_asked_again_more_and_more_seldom(kind: str) -> None:
+    """R28: another run at the old address, an evicted name, a rotated token: training goes on."""
+    agent = started()
+    delays = []
+    for turn in range(8):
+        assert agent.handle(ev.FromSyncer(Refuse(kind, "no")), now_ns=turn) == []
+        lost, connect = agent.handle(ev.ConnectionLost("closed"), now_ns=turn)
+        assert lost == ev.ToLearner(ev.StreamLost("no", kind))
+        assert connect.generation == 7
+        delays.append(connect.delay_ns)
+    assert delays == sorted(delays)
+    assert (delays[0], delays[-1]) == (S, 30 * S)
+
+
+@pytest.mark.parametrize("kind", ["finished", "replaced"])
+def test_refusal__that_ends_a_life_is_passed_on(kind: str) -> None:
+    refusal = Refuse(kind, "over")
+    actions = started().handle(ev.FromSyncer(refusal), now_ns=5)
+    assert actions == [ev.ToLearner(ev.Heard(refusal, 5)), ev.AgentDone()]
+
+
+def test_new_agent__goes_on_with_the_life_and_asks_before_it_sends_again() -> None:
+    agent = Agent(past=ev.Past(7, ((0, Version(1, 2)),), (1,)))
+    assert agent.start(now_ns=0) == [ev.Connect(7, 0)]
+    assert agent.handle(ev.FromLearner(announce(4, 1)), now_ns=1) == []
+    actions = agent.handle(ev.Connected(WELCOME), now_ns=2)
+    assert [a.message for a in only(actions, ev.ToSyncer)] == [announce(4, 1)]
+    assert only(actions, ev.StartUpload) == [ev.StartUpload(1, 4, 10, again=True)]
+    assert only(agent.handle(ev.FromSyncer(update(0, 2)), now_ns=3), ev.StartDownload) == [], "it is held already"
+    assert only(agent.handle(ev.FromSyncer(update(0, 3)), now_ns=3), ev.StartDownload) == [
+        ev.StartDownload(0, Version(1, 3), 1, 10)
+    ]
+
+
+def test_new_life__nothing_of_the_one_before_is_said_in_it() -> None:
+    """Another generation was granted; what the training thread says until it has begun that is of the old one."""
+    agent = started()
+    agent.handle(ev.FromLearner(announce(1, 0)), now_ns=2)
+    agent.handle(ev.FromLearner(Report(Counters(90, 90))), now_ns=2)
+    agent.handle(ev.FromSyncer(update(1, 5)), now_ns=2)
+    agent.handle(ev.ConnectionLost("x"), now_ns=3)
+    welcome = replace(WELCOME, generation=9)
+    actions = agent.handle(ev.Connected(welcome), now_ns=4)
+    assert only(actions, ev.ToSyncer) == []
+    assert only(actions, ev.StopUpload) == [ev.StopUpload(0, 1)]
+    assert agent.handle(ev.FromLearner(Report(Counters(91, 91))), now_ns=5) == []
+    assert agent.handle(ev.Beat(91, False, 0), now_ns=6) == [], "the report before the cut said as much"
+    assert agent.handle(ev.Beat(91, False, 0), now_ns=6) == [ev.ToSyncer(Heartbeat(0, False, 0))]
+    void = agent.handle(ev.DownloadEnded(1, 0, Version(1, 5), 5, Merged(), True), now_ns=7)
+    assert only(void, ev.ToLearner) == [], "it was asked for by the life before"
+    agent.handle(ev.LifeBegun(9), now_ns=8)
+    report = Report(Counters(0, 0))
+    said = only(agent.handle(ev.FromLearner(report), now_ns=9), ev.ToSyncer)
+    assert said == [ev.ToSyncer(replace(report, sent_ns=9))]
+
+
+def test_new_life__one_that_leaves_meanwhile_is_let_go() -> None:
+    agent = started()
+    agent.handle(ev.ConnectionLost("x"), now_ns=3)
+    agent.handle(ev.Connected(replace(WELCOME, generation=9)), now_ns=4)
+    assert agent.handle(ev.FromLearner(Leave("x", Counters(5, 5), Timings())), now_ns=5) == [ev.AgentDone()]

@@ -12,6 +12,7 @@ from atoll.core.config import RunConfig
 from atoll.core.layout import TensorSpec, make_layout
 from atoll.core.learner import Learner
 from atoll.core.messages import (
+    Announce,
     Fate,
     FinalRound,
     Finished,
@@ -26,17 +27,34 @@ from atoll.core.messages import (
 )
 
 MS = 1_000_000
+S = 1_000 * MS
 P = 2
 
 
 class Hand:
     """A learner with P = 2, s = 2, fed by hand; steps take 100 ms."""
 
-    def __init__(self, *, adopt: bool = True, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        adopt: bool = True,
+        syncer_wait_ns: int = 10**18,
+        in_place: bool = False,
+        progress_steps: int = 0,
+        **settings: Any,
+    ) -> None:
         values: dict[str, Any] = {"run_id": "r", "steps": 40, "fragments": P, "interval": 4, **settings}
         self.config = RunConfig(**values)
         layout = make_layout([TensorSpec(f"t{i}", (10,), "float32") for i in range(P)], P)
-        self.core = Learner(self.config, layout, "a", 7)
+        self.core = Learner(
+            self.config,
+            layout,
+            "a",
+            7,
+            syncer_wait_ns=syncer_wait_ns,
+            in_place=in_place,
+            progress_steps=progress_steps,
+        )
         self.now_ns = 1
         self.hear(Welcome(7, 1, False, (), 0, 0, "running", (Merged(), Merged())))
         self.hear(Pace(0, 200 * MS, 80 * MS))
@@ -165,11 +183,85 @@ def test_without_a_syncer__it_trains_on_and_captures_nothing() -> None:
 def test_without_a_syncer__the_end_of_the_run_is_an_error_that_says_so() -> None:
     hand = Hand(steps=6)
     hand.feed(ev.StreamLost("reset"))
-    actions = [a for _ in range(150) for a in hand.step()]
+    actions = [a for _ in range(55) for a in hand.step()]
     assert only(actions, ev.End) == [], "a short cut is no reason"
     [end] = only(hand.step(), ev.End)
     assert not end.ok
-    assert "trained 151 steps alone" in end.reason
+    assert end.kind == "syncer lost"
+    assert "at the end of the run; what it trained meanwhile (56 steps) is not merged" in end.reason
+
+
+def test_without_a_syncer__nobody_waits_longer_than_told() -> None:
+    hand = Hand(syncer_wait_ns=2 * S)
+    hand.feed(ev.StreamLost("reset"))
+    actions = [a for _ in range(19) for a in hand.step()]
+    assert only(actions, ev.End) == []
+    [end] = only(hand.step(), ev.End)
+    assert "away for 2 s (syncer_wait)" in end.reason
+
+
+def test_progress__goes_on_without_a_syncer_and_waits_for_the_slots_when_it_is_back() -> None:
+    """R22: a schedule that follows it froze at its rate for the rest of the run."""
+    hand = Hand()
+    hand.step()
+    hand.feed(ev.StreamLost("reset"))
+    seen = []
+    for _ in range(60):
+        hand.step()
+        seen.append(hand.core.progress)
+    assert seen[20] == 2 / 40, "for a lease it stands at one slot"
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+    hand = Hand()
+    hand.feed(ev.StreamLost("reset"))
+    for _ in range(51):
+        hand.step()
+    alone = hand.core.progress_steps
+    assert alone == 51
+    hand.hear(Welcome(7, 1, True, (), 3, 0, "running", (Merged(), Merged())))
+    hand.step()
+    assert hand.core.progress_steps == alone, "it never falls"
+    hand.hear(Welcome(7, 1, True, (), 25, 0, "running", (Merged(), Merged())))
+    hand.step()
+    assert hand.core.progress_steps == min(51, 51)
+
+
+def test_new_agent__is_told_what_is_unsettled_and_which_places_are_free() -> None:
+    hand = Hand()
+    told = [a for _ in range(3) for a in hand.step()]
+    before = [a.announce for a in only(told, ev.Capture)]
+    assert before
+    hand.feed(ev.UpdateArrived(1, Version(1, 1), 1, 2, Merged()))
+    past = hand.core.past()
+    assert past.generation == 7
+    assert dict(past.held) == {0: Version(1, 0), 1: Version(1, 1)}
+    assert past.places == (0, 1, 3)
+    hand.feed(ev.StreamLost("the agent ended"))
+    hand.step()
+    again = [a.message for a in only(hand.feed(ev.AgentRestarted()), ev.Tell)]
+    announced = [m for m in again if isinstance(m, Announce)]
+    assert [(m.seq, m.piece, m.c_tokens) for m in announced] == [(m.seq, m.piece, m.c_tokens) for m in before]
+    assert all(m.counters.steps == 4 for m in announced), "older counters would run backwards"
+    assert isinstance(again[-1], Report)
+
+
+def test_life_in_place__trains_on_and_counts_from_its_first_parameters() -> None:
+    """R28: the syncer did not know the life any more. Nobody waits, and no work is counted twice."""
+    hand = Hand(adopt=False, in_place=True, progress_steps=9)
+    assert hand.core.waiting is None
+    assert not hand.core.counts
+    hand.step()
+    assert hand.core.book.steps == 0
+    hand.feed(ev.UpdateArrived(0, Version(1, 3), 6, 0, Merged()))
+    [take] = only(hand.step(), ev.Take)
+    assert take.how == "adopt"
+    hand.feed(ev.UpdateArrived(1, Version(1, 4), 7, 1, Merged()))
+    told = hand.step()
+    assert any(isinstance(a.message, Report) for a in only(told, ev.Tell))
+    assert hand.core.counts
+    hand.step()
+    assert hand.core.book.steps == 1
+    assert hand.core.progress_steps >= 9
 
 
 def test_finish__takes_all_sends_each_piece_once_and_leaves_with_the_final_version() -> None:
@@ -220,7 +312,9 @@ def test_lock_mode__waits_at_capture_plus_overlap_and_no_longer_than_its_slot() 
 def test_refusal_ends_it_with_the_syncers_words() -> None:
     hand = Hand(adopt=False)
     [end] = hand.hear(Refuse("replaced", "another learner joined as 'a'"))
-    assert end == ev.End(False, "another learner joined as 'a'", "refused")
+    assert end == ev.End(False, "another learner joined as 'a'", "put out")
+    [end] = Hand().hear(Refuse("finished", "the run is over"))
+    assert end == ev.End(True, "the run is over", "run over")
 
 
 def test_progress_is_global() -> None:

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from atoll.core import events as ev
+from atoll.core import members
 from atoll.core.layout import TensorSpec
 from atoll.core.machine import Average
 from atoll.core.messages import (
@@ -50,7 +51,6 @@ def test_hello__generation_is_epoch_times_2_to_32_plus_n_and_on_the_tape_before_
         ({"run_id": "other"}, "run", "'other'"),
         ({"fingerprint": "x", "tensors": (TensorSpec("t0", (11,), "float32"),)}, "layout", "t0 float32[10]"),
         ({"fingerprint": "x", "tensors": ()}, "layout", "join with the model of the run (--model)"),
-        ({"generation": 77}, "replaced", "ended or was replaced"),
     ],
 )
 def test_hello__mismatch_is_refused_in_words(fields: dict[str, object], kind: str, words: str) -> None:
@@ -187,7 +187,7 @@ def test_contribution__what_only_a_broken_peer_sends_puts_it_out(fields: dict[st
     bench.join("a")
     bench.join("b")
     bench.announce("a", 1, 1, steps=2, **fields)
-    assert bench.told("a", Replaced)
+    assert [m.kind for m in bench.told("a", Refuse)] == ["put out"]
     assert [m.life.name for m in bench.core.roster] == ["b"]
 
 
@@ -197,15 +197,15 @@ def test_counters__that_run_backwards_put_the_peer_out() -> None:
     bench.join("b")
     bench.report("a", 4)
     bench.report("a", 2)
-    assert bench.told("a", Replaced)
+    assert [m.kind for m in bench.told("a", Refuse)] == ["put out"]
 
 
 def test_counters__that_claim_more_fates_than_tokens_put_the_peer_out() -> None:
     bench = Bench()
     bench.join("a")
     bench.say("a", Report(Counters(2, 200, 200.0, (5000, 0), (7000, 0))))
-    [replaced] = bench.told("a", Replaced)
-    assert "of 200 tokens on fragment 0 it says that 5000 were overwritten and 7000 lost" in replaced.reason
+    [refused] = bench.told("a", Refuse)
+    assert "of 200 tokens on fragment 0 it says that 5000 were overwritten and 7000 lost" in refused.message
     [end] = bench.written(LifeEndLine)
     assert end.tokens == 0
     assert min(end.lost) >= 0
@@ -218,8 +218,8 @@ def test_contribution__of_tokens_that_were_merged_already_puts_the_peer_out() ->
     bench.report("a", 2)
     bench.pass_ns(1 * S)
     bench.announce("a", 2, 2, steps=3, c_steps=3, anchor=Version(1, 1))
-    [replaced] = bench.told("a", Replaced)
-    assert "it sends 300 tokens on fragment 0, 100 have no fate yet" in replaced.reason
+    [refused] = bench.told("a", Refuse)
+    assert "it sends 300 tokens on fragment 0, 100 have no fate yet" in refused.message
 
 
 def unseeded(*names: str) -> Bench:
@@ -484,7 +484,7 @@ def test_a_message_that_does_not_belong_puts_the_peer_out() -> None:
     bench = Bench(learners=2)
     bench.join("a")
     bench.say("a", Welcome(1, 1, False, (), 0, 0, "running", ()))
-    assert bench.told("a", Replaced)
+    assert [m.kind for m in bench.told("a", Refuse)] == ["put out"]
 
 
 def test_warning__the_same_single_learner_fills_slot_after_slot() -> None:
@@ -535,7 +535,7 @@ def test_reconnect__an_announcement_in_place_of_a_lost_first_report_says_that_th
     bench.hello("a")
     bench.hello("a", generation=bench.lives["a"].generation)
     bench.announce("a", 1, 1, steps=2)
-    assert not bench.told("a", Replaced)
+    assert not bench.told("a", Refuse)
     assert not bench.told("a", Fate)
     bench.report("a", 2)
     assert all(member.ready for member in bench.core.roster)
@@ -602,6 +602,45 @@ def test_pace__reports_that_queued_up_while_the_syncer_stood_still_make_no_burst
     after = bench.written(QuorumLine)[before:]
     assert 6 <= len(after) <= 9
     assert after[-1].step_ns == pytest.approx(step_ns, rel=0.05), "the burst says nothing of anybody's speed"
+
+
+def test_unknown_life__is_granted_another_one_in_place() -> None:
+    """R28: a name that was evicted, a grant that was lost, a life that was put out: none of these ends training."""
+    bench = Bench()
+    bench.join("b")
+    welcome = bench.hello("a", generation=77)
+    assert isinstance(welcome, Welcome)
+    assert not welcome.resumed
+    assert welcome.generation == bench.lives["a"].generation != 77
+    bench.report("a", 4)
+    bench.report("a", 2)
+    assert [m.kind for m in bench.told("a", Refuse)] == ["put out"]
+    again = bench.hello("a", generation=welcome.generation)
+    assert isinstance(again, Welcome)
+    assert again.generation > welcome.generation
+
+
+def test_older_life__is_told_of_the_newer_one_even_when_that_has_ended() -> None:
+    bench = Bench()
+    bench.join("b")
+    bench.join("a")
+    old = bench.lives["a"]
+    bench.feed(ev.StreamClosed(bench.streams["a"]))
+    bench.join("a")
+    bench.say("a", Leave("interrupted", bench.counters(0), Timings()))
+    answer = bench.hello("a", generation=old.generation)
+    assert isinstance(answer, Refuse)
+    assert answer.kind == "replaced"
+
+
+def test_names__whose_newest_life_is_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "NAMES_MAX", 3)
+    bench = Bench()
+    for name in ("a", "b", "c", "d"):
+        bench.join(name)
+    generations = [bench.core.roster.newest_generation(name) for name in ("a", "b", "c", "d")]
+    assert generations[0] == 0
+    assert all(generations[1:])
 
 
 def test_roster__those_long_away_make_room_for_newcomers() -> None:

@@ -3,6 +3,9 @@
 It decides which bytes move next; it knows nothing of training. One upload and one download run at a time. Uploads go in
 the order of capture. Updates coalesce to the newest version of a piece and keep that piece's place in the queue. After
 a reconnect it announces again what has no fate yet, so that nothing hangs on a message that was lost.
+
+Once it had a life, only the end of the run and a newer life of its name end it (R28): whatever else a syncer answers,
+it tries again. One that does not know the life grants another, and the learner goes on in that.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from atoll.core.events import (
     FromLearner,
     FromSyncer,
     Heard,
+    LifeBegun,
+    Past,
     PlaceFreed,
     SeedOffered,
     SetTimer,
@@ -54,8 +59,13 @@ from atoll.core.messages import (
 
 BACKOFF_FIRST_NS = 100_000_000
 BACKOFF_LAST_NS = 2_000_000_000
+REFUSED_FIRST_NS = 1_000_000_000
+REFUSED_LAST_NS = 30_000_000_000
+"""A syncer that refuses answers at once; asking it often helps nobody."""
 NAME_RETRY_NS = 500_000_000
 FAREWELL_NS = 2_000_000_000
+FINAL_REFUSALS = ("finished", "replaced")
+"""What ends a life that was granted: its run is over, or a newer life has its name."""
 
 
 @dataclass(slots=True)
@@ -63,20 +73,31 @@ class _Upload:
     piece: int
     seq: int
     size_bytes: int
+    again: bool = False
     wanted: bool = True
 
 
 class Agent:
-    """State machine of the agent. `name_wait_ns`: how long a name that is in use is asked for again."""
+    """State machine of the agent.
 
-    def __init__(self, *, name_wait_ns: int = 0) -> None:
+    name_wait_ns: how long a name that is in use is asked for again. past: of the life that it takes over from an agent
+    that ended.
+    """
+
+    def __init__(self, *, name_wait_ns: int = 0, past: Past | None = None) -> None:
         self._name_wait_ns = name_wait_ns
         self._started_ns: int | None = None
         self._actions: list[AgentAction] = []
         self._now_ns = 0
         self._generation = 0
         self._connected = False
+        self._was_connected = False
         self._backoff_ns = BACKOFF_FIRST_NS
+        self._refused_ns = REFUSED_FIRST_NS
+        self._refusal: Refuse | None = None
+        """What the syncer said before it closed the newest stream."""
+        self._between_lives = False
+        """A new life was granted, and the training thread has not begun it."""
         self._announced: dict[int, Announce] = {}
         """Per piece, the newest announcement that has no fate; a merged one stays until the next capture."""
         self._report: Report | None = None
@@ -91,13 +112,20 @@ class Agent:
         self._upload_after_ns = 0
         self._downloads: dict[int, UpdateReady] = {}
         self._download: UpdateReady | None = None
+        self._download_void = False
+        """It was asked for by the life before."""
         self._download_after_ns = 0
         self._delivered: dict[int, Version] = {}
         self._places: list[int] = []
+        if past is not None:
+            self._generation = past.generation
+            self._delivered = dict(past.held)
+            self._places = list(past.places)
         self._spoken = False
         self._done = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             FromLearner: self._on_from_learner,
+            LifeBegun: self._on_life_begun,
             SeedOffered: self._on_seed_offered,
             PlaceFreed: lambda event: self._places.append(event.place),
             Connected: self._on_connected,
@@ -112,7 +140,7 @@ class Agent:
     def start(self, *, now_ns: int) -> list[AgentAction]:
         """First actions: connect."""
         self._started_ns = now_ns
-        return [Connect(0, 0)]
+        return [Connect(self._generation, 0)]
 
     def handle(self, event: AgentEvent, *, now_ns: int) -> list[AgentAction]:
         """Take one event; return what to do, in order."""
@@ -129,8 +157,14 @@ class Agent:
 
     def _on_connected(self, event: Connected) -> None:
         assert isinstance(event.welcome, Welcome)
+        if self._generation not in (0, event.welcome.generation):
+            if self._leave is not None:
+                self._finish()
+                return
+            self._forget_life()
         self._generation = event.welcome.generation
-        self._connected = True
+        self._connected = self._was_connected = True
+        self._refusal = None
         self._backoff_ns = BACKOFF_FIRST_NS
         self._actions.append(ToLearner(Heard(event.welcome, self._now_ns)))
         for announce in sorted(self._announced.values(), key=lambda a: a.seq):
@@ -144,19 +178,54 @@ class Agent:
         if self._leave is not None:
             self._finish()
 
+    def _forget_life(self) -> None:
+        """The syncer did not know it any more. What was announced is settled or unknown there; nothing goes again."""
+        self._between_lives = True
+        self._announced.clear()
+        self._report = self._newest = self._declare = None
+        self._delivered.clear()
+        self._downloads.clear()
+        self._download_void = self._download is not None
+        self._uploads.clear()
+        self._seed_offered = False
+        if self._upload is not None:
+            self._upload.wanted = False
+            self._actions.append(StopUpload(self._upload.piece, self._upload.seq))
+
+    def _on_life_begun(self, event: LifeBegun) -> None:
+        if event.generation == self._generation:
+            self._between_lives = False
+
     def _on_connection_lost(self, event: ConnectionLost) -> None:
         self._connected = False
-        self._actions.append(ToLearner(StreamLost(event.reason)))
-        self._actions.append(Connect(self._generation, self._backoff_ns))
-        self._backoff_ns = min(2 * self._backoff_ns, BACKOFF_LAST_NS)
+        refusal, self._refusal = self._refusal, None
+        delay_ns = self._backoff_ns
+        if refusal is None:
+            self._refused_ns = REFUSED_FIRST_NS
+            self._backoff_ns = min(2 * self._backoff_ns, BACKOFF_LAST_NS)
+            self._actions.append(ToLearner(StreamLost(event.reason)))
+        elif self._generation:
+            delay_ns = self._refused_ns
+            self._refused_ns = min(2 * self._refused_ns, REFUSED_LAST_NS)
+            self._actions.append(ToLearner(StreamLost(refusal.message, refusal.kind)))
+        else:
+            delay_ns = NAME_RETRY_NS
+            self._actions.append(ToLearner(StreamLost(refusal.message, refusal.kind)))
+        self._actions.append(Connect(self._generation, delay_ns))
 
     def _on_from_learner(self, event: FromLearner) -> None:
         message = event.message
+        if self._between_lives:
+            # Of the life before: its counters and names mean nothing in this one.
+            if isinstance(message, Leave):
+                self._finish()
+            return
         if isinstance(message, Announce | Report):
             self._newest = message.counters
         if isinstance(message, Announce):
             self._announced[message.piece] = message
-            self._uploads.append(_Upload(message.piece, message.seq, message.size_bytes))
+            again = not self._was_connected
+            self._uploads.append(_Upload(message.piece, message.seq, message.size_bytes, again))
         elif isinstance(message, Report):
             self._report = message
         elif isinstance(message, Declare):
@@ -181,7 +250,8 @@ class Agent:
         quiet = not self._spoken
         self._spoken = False
         if self._connected and (quiet or event.waiting):
-            self._actions.append(ToSyncer(Heartbeat(event.steps, event.waiting, event.progress_bytes)))
+            steps = 0 if self._between_lives else event.steps
+            self._actions.append(ToSyncer(Heartbeat(steps, event.waiting, event.progress_bytes)))
 
     def _on_from_syncer(self, event: FromSyncer) -> None:
         message = event.message
@@ -197,13 +267,16 @@ class Agent:
             self._finish()
 
     def _refused(self, refusal: Refuse) -> None:
+        """Before it had a life a refusal is an answer; after that only two kinds are (R28)."""
         assert self._started_ns is not None
         self._connected = False
-        if refusal.kind == "name" and self._now_ns < self._started_ns + self._name_wait_ns:
-            self._backoff_ns = NAME_RETRY_NS
-            return
-        self._actions.append(ToLearner(Heard(refusal, self._now_ns)))
-        self._finish()
+        waits_for_name = refusal.kind == "name" and self._now_ns < self._started_ns + self._name_wait_ns
+        final = refusal.kind in FINAL_REFUSALS if self._generation else not waits_for_name
+        if final:
+            self._actions.append(ToLearner(Heard(refusal, self._now_ns)))
+            self._finish()
+        else:
+            self._refusal = refusal
 
     # ------------------------------------------------------------ uploads
 
@@ -232,6 +305,7 @@ class Agent:
             done = UploadDone(upload.piece, upload.seq, event.moved_bytes, event.duration_ns, whole)
             self._actions.append(ToLearner(done))
         if event.result == "broken" and upload.wanted:
+            upload.again = True
             self._uploads.insert(0, upload)
             self._upload_after_ns = self._now_ns + BACKOFF_FIRST_NS
 
@@ -259,7 +333,8 @@ class Agent:
     def _on_download_ended(self, event: DownloadEnded) -> None:
         assert self._download is not None
         self._download = None
-        if event.version is None or not event.hash_ok:
+        void, self._download_void = self._download_void, False
+        if event.version is None or not event.hash_ok or void:
             self._places.append(event.place)
             self._download_after_ns = self._now_ns + BACKOFF_FIRST_NS
             return
@@ -292,7 +367,8 @@ class Agent:
         if self._now_ns < self._upload_after_ns:
             return self._upload_after_ns
         self._upload = self._uploads.pop(0)
-        self._actions.append(StartUpload(self._upload.piece, self._upload.seq, self._upload.size_bytes))
+        upload = self._upload
+        self._actions.append(StartUpload(upload.piece, upload.seq, upload.size_bytes, upload.again))
         return None
 
     def _pump_download(self) -> int | None:

@@ -303,9 +303,16 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class StreamLost:
-    """The agent lost the syncer; it keeps trying. The learner trains on (R9)."""
+    """The agent lost the syncer, or tried in vain to reach it; it keeps trying. The learner trains on (R9, R28)."""
 
     reason: str = ""
+    refusal: str = ""
+    """Kind of Refuse, where a syncer answers and will not have this life; empty: nobody answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRestarted:
+    """The agent ended and a new one of the same life has begun: tell it what it must tell the syncer (R28)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +352,7 @@ class Interrupted:
     reason: str
 
 
-LearnerEvent = Heard | StreamLost | UpdateArrived | UploadDone | Stepped | Interrupted | Wake
+LearnerEvent = Heard | StreamLost | AgentRestarted | UpdateArrived | UploadDone | Stepped | Interrupted | Wake
 """Wake: while the training thread waits, the driver sends one at least every 250 ms."""
 
 # ---------------------------------------------------------------- learner: actions
@@ -403,7 +410,8 @@ class Tell:
 class End:
     """The learner's part is over. ok False: `reason` is an error for the user.
 
-    kind: finished | left | refused | put out | syncer lost.
+    kind: finished | left | run over (it ended while this learner was cut off) | put out (a newer life has its name) |
+    syncer lost.
     """
 
     ok: bool
@@ -421,6 +429,24 @@ class FromLearner:
     """The training thread hands over a message for the syncer (Report, Announce, Declare, Leave)."""
 
     message: object
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What the new agent of a life that goes on must know from its start (R28)."""
+
+    generation: int
+    held: tuple[tuple[int, Version], ...]
+    """(piece, version) that the learner holds or has staged: older ones are not fetched."""
+    places: tuple[int, ...]
+    """Free staging places."""
+
+
+@dataclass(frozen=True, slots=True)
+class LifeBegun:
+    """The training thread has begun the life that the newest Welcome granted; what it said before was another's."""
+
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,6 +525,7 @@ class Beat:
 
 AgentEvent = (
     FromLearner
+    | LifeBegun
     | SeedOffered
     | PlaceFreed
     | Connected
@@ -529,7 +556,9 @@ class ToLearner:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Open the control stream with Hello of this generation (0: a new life) after `delay_ns`.
+    """Open the control stream with Hello of this generation (0: a new life) after `delay_ns` at most.
+
+    The driver draws from half of it to all of it, so that learners that lost one syncer do not come back as one.
 
     Then comes Connected and some day ConnectionLost; or ConnectionLost alone; or FromSyncer(Refuse) and then
     ConnectionLost, since the syncer closes the stream.
@@ -546,6 +575,8 @@ class StartUpload:
     piece: int
     seq: int
     size_bytes: int
+    again: bool = False
+    """It was tried before, by this agent or the one before it: ask the syncer first what it has."""
 
 
 @dataclass(frozen=True, slots=True)

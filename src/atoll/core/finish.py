@@ -12,7 +12,7 @@ from atoll.core.events import RunOver
 from atoll.core.fates import ENDING, Fates
 from atoll.core.machine import Table
 from atoll.core.members import Member, Roster
-from atoll.core.messages import FinalRound, Finished, Finishing, Replaced
+from atoll.core.messages import FinalRound, Finished, Finishing, Refuse
 from atoll.core.pieces import Pieces
 from atoll.core.records import PhaseLine, StartLine
 from atoll.core.slots import SlotEngine
@@ -93,7 +93,7 @@ class Finish:
             self.move("stop", "stopped before the first slot")
             self._settle_after(0)
             for member in list(self._roster):
-                self._ctx.send(member.stream, Replaced("the run was stopped before its first slot"))
+                self._ctx.send(member.stream, Refuse("finished", "the run was stopped before its first slot"))
                 self._roster.end(member, "stopped")
             self._ctx.act(RunOver())
             return

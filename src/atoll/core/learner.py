@@ -10,12 +10,14 @@ blocks on its queue while it is not None.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from atoll.core.alone import SYNCER_WAIT_NS, Alone
 from atoll.core.capture import CapturePlanner, PieceView
 from atoll.core.config import RunConfig
 from atoll.core.events import (
+    AgentRestarted,
     Capture,
     CaptureSeed,
     End,
@@ -24,6 +26,7 @@ from atoll.core.events import (
     Interrupted,
     LearnerAction,
     LearnerEvent,
+    Past,
     Revert,
     Stepped,
     StreamLost,
@@ -56,9 +59,6 @@ from atoll.core.messages import (
     Welcome,
 )
 
-ALONE_LEASES = 3
-"""So long without a stream, and the syncer is taken for gone."""
-
 LEARNER = Table(
     name="learner",
     initial="joining",
@@ -78,20 +78,45 @@ LEARNER = Table(
 class _Unsettled:
     """A contribution between capture and its fate, or the taking of an update that contains it (R6)."""
 
-    seq: int
-    slot: int
-    captured_step: int
+    announce: Announce
     probe: bool = False
     """It was not expected in time: that it came too late teaches nothing."""
     uploaded: bool = False
     passed: bool = False
     """An update of its slot or a later one was taken that does not contain it: lock modes wait no more for it."""
 
+    @property
+    def seq(self) -> int:
+        return self.announce.seq
+
+    @property
+    def slot(self) -> int:
+        return self.announce.slot
+
+    @property
+    def captured_step(self) -> int:
+        return self.announce.own_step
+
 
 class Learner:
-    """State machine of one life. Settings and generation come from the syncer's Welcome."""
+    """State machine of one life. Settings and generation come from the syncer's Welcome.
 
-    def __init__(self, config: RunConfig, layout: Layout, name: str, generation: int) -> None:
+    syncer_wait_ns: how long it trains on without a syncer (R28). in_place: the syncer did not know the life before this
+    one any more; the training thread goes on and does not wait for the first parameters, its steps until then count for
+    nothing. progress_steps: how far the life before had come, in steps of the run.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        layout: Layout,
+        name: str,
+        generation: int,
+        *,
+        syncer_wait_ns: int = SYNCER_WAIT_NS,
+        in_place: bool = False,
+        progress_steps: int = 0,
+    ) -> None:
         pieces = len(layout.pieces)
         self._config = config
         self._name = name
@@ -110,8 +135,8 @@ class Learner:
         self._last_merged = [0] * pieces
         self._passed = [0] * pieces
         self._seq = 0
-        self._connected = True
-        self._lost_at_ns = 0
+        self._in_place = in_place
+        self._alone = Alone(config, wait_ns=syncer_wait_ns, progress_steps=progress_steps)
         self._heard_at_ns = 0
         self._forecast = Forecast(config)
         self._joined_at = 0
@@ -136,11 +161,12 @@ class Learner:
             UploadDone: self._on_upload_done,
             Stepped: self._on_stepped,
             Interrupted: self._on_interrupted,
+            AgentRestarted: lambda event: self._tell_again(),
             Wake: lambda event: None,
         }
         self._messages: dict[type, Callable[[Any], None]] = {
             Welcome: self._on_welcome,
-            Refuse: lambda m: self._end(False, m.message, "refused"),
+            Refuse: self._on_refuse,
             Replaced: lambda m: self._end(False, m.reason, "put out"),
             SeedRequest: lambda m: self._actions.append(CaptureSeed()),
             Pace: self._on_pace,
@@ -157,12 +183,17 @@ class Learner:
     def waiting(self) -> str | None:
         """Why the training thread must wait now (R9): parameters | lock | finish; None: it may train."""
         if self.state == "joining":
-            return "parameters"
+            return None if self._in_place else "parameters"
         if self.state == "finishing":
             return "finish"
         if self.state == "training" and self._lock_due():
             return "lock"
         return None
+
+    @property
+    def counts(self) -> bool:
+        """Whether the next step counts: not before a life that begins in place has its first parameters."""
+        return self.state != "joining"
 
     @property
     def over(self) -> bool:
@@ -171,10 +202,25 @@ class Learner:
 
     @property
     def progress(self) -> float:
-        """Global progress of the run, 0 to 1, for schedules (R22)."""
-        steps = self._config.slot_steps
-        done = self._forecast.closed * steps + min(self._own_steps, steps)
-        return min(1.0, done / self._config.whole_steps)
+        """Global progress of the run, 0 to 1, for schedules (R22). It never falls."""
+        return self._alone.progress
+
+    @property
+    def progress_steps(self) -> int:
+        """The same in steps of the run."""
+        return self._alone.progress_steps
+
+    def past(self) -> Past:
+        """What a new agent of this life must know (R28); the rest `AgentRestarted` tells it."""
+        held = {piece: anchor for piece, anchor in enumerate(self.anchors) if anchor is not None}
+        held |= {piece: update.version for piece, update in self._arrived.items()}
+        staged = self.staged()
+        free = tuple(place for place in range(self._config.places) if place not in staged)
+        return Past(self._generation, tuple(sorted(held.items())), free)
+
+    def staged(self) -> list[int]:
+        """Places that hold updates which are not taken yet."""
+        return [update.place for update in self._arrived.values()]
 
     @property
     def _own_steps(self) -> int:
@@ -189,6 +235,7 @@ class Learner:
             self._handlers[type(event)](event)
             if isinstance(event, Stepped):
                 self._standing = True
+            self._alone.look(self._forecast.closed, self._own_steps, now_ns)
             if self.state != "over" and self._standing and self.waiting is not None:
                 self._while_waiting()
             self._standing = self._standing and self.waiting is not None
@@ -203,7 +250,7 @@ class Learner:
 
     def _on_welcome(self, message: Welcome) -> None:
         assert message.generation == self._generation
-        self._connected = True
+        self._alone.back()
         if self.state == "joining":
             self._joined_at = message.slot
         self._hear_slot(message.slot, message.slot_interval_ns)
@@ -221,9 +268,7 @@ class Learner:
             self._newest[message.piece] = message
 
     def _on_stream_lost(self, event: StreamLost) -> None:
-        if self._connected:
-            self._lost_at_ns = self._now_ns
-        self._connected = False
+        self._alone.lost(self._now_ns)
 
     def _on_upload_done(self, event: UploadDone) -> None:
         if event.moved_bytes:
@@ -277,6 +322,13 @@ class Learner:
     def _on_finished(self, message: Finished) -> None:
         self._finished_versions = message.versions
 
+    def _on_refuse(self, message: Refuse) -> None:
+        """The agent passes on only what ends this life: the run is over, or a newer life has the name (R28)."""
+        if message.kind == "finished":
+            self._end(True, message.message, "run over")
+        else:
+            self._end(False, message.message, "put out")
+
     def _on_interrupted(self, event: Interrupted) -> None:
         self._leave(event.reason)
         self._end(True, event.reason, "left")
@@ -284,6 +336,9 @@ class Learner:
     # ------------------------------------------------------------ the boundary
 
     def _on_stepped(self, event: Stepped) -> None:
+        if self.state == "joining" and self._in_place:
+            self._step_uncounted()
+            return
         assert self.state == "training", "step() comes after the first parameters and before the end"
         self.book.step(event.tokens, event.loss)
         if self._boundary_ns is not None:
@@ -310,14 +365,28 @@ class Learner:
         self._actions.append(Tell(Report(self.book.counters())))
 
     def _check_alone(self) -> None:
-        """Without a syncer a learner trains on to the end of the run, and then says so; a short cut is no reason."""
-        own = self._own_steps
-        patience_ns = ALONE_LEASES * self._config.lease_interval_ns
-        if self._connected or self._now_ns <= self._lost_at_ns + patience_ns:
-            return
-        if self._forecast.closed * self._config.slot_steps + own >= self._config.whole_steps:
-            reason = f"the syncer is gone; this learner trained {own} steps alone, and they are not merged"
-            self._end(False, reason, "syncer lost")
+        """Without a syncer a learner trains on, but not for ever (R28)."""
+        self._alone.look(self._forecast.closed, self._own_steps, self._now_ns)
+        reason = self._alone.gave_up(self._now_ns)
+        if reason:
+            unmerged = f"what it trained meanwhile ({self._own_steps} steps) is not merged"
+            self._end(False, f"{reason}; {unmerged}", "syncer lost")
+
+    def _step_uncounted(self) -> None:
+        """A step of a life that begins in place: first parameters come piece by piece, and replace what it trained."""
+        self._take_arrived()
+        self._adopt()
+        self._check_alone()
+
+    def _tell_again(self) -> None:
+        """To a new agent: what the old one may not have told. Counters are today's: older ones would run backwards."""
+        counters = self.book.counters()
+        for unsettled in sorted(self.unsettled.values(), key=lambda u: u.seq):
+            self._actions.append(Tell(replace(unsettled.announce, counters=counters)))
+        if self.state != "joining":
+            self._report()
+        if self._declared:
+            self._actions.append(Tell(Declare()))
 
     # ------------------------------------------------------------ taking updates (R7)
 
@@ -374,27 +443,24 @@ class Learner:
         assert piece not in self.unsettled
         self._seq += 1
         c_steps, c_tokens = self.book.pieces[piece].capture()
-        self.unsettled[piece] = _Unsettled(self._seq, slot, self.book.steps, probe)
-        self._last_named[piece] = slot
-        self._actions.append(
-            Capture(
-                Announce(
-                    self._seq,
-                    piece,
-                    slot,
-                    anchor,
-                    self.book.steps,
-                    c_steps,
-                    c_tokens,
-                    self.book.counters(),
-                    self._sizes_bytes[piece],
-                    final,
-                )
-            )
+        announce = Announce(
+            self._seq,
+            piece,
+            slot,
+            anchor,
+            self.book.steps,
+            c_steps,
+            c_tokens,
+            self.book.counters(),
+            self._sizes_bytes[piece],
+            final,
         )
+        self.unsettled[piece] = _Unsettled(announce, probe)
+        self._last_named[piece] = slot
+        self._actions.append(Capture(announce))
 
     def _capture_ahead(self) -> None:
-        if not self._connected:
+        if not self._alone.connected:
             return
         planner = self._planner()
         for piece, slot in planner.plan(self._backlog_bytes(), self._rate.value):
@@ -450,7 +516,7 @@ class Learner:
 
     def _lock_due(self) -> bool:
         """A contribution is `overlap` steps old and its update has not been taken (R9)."""
-        if not self._config.locked or not self._connected:
+        if not self._config.locked or not self._alone.connected:
             return False
         overlap = self._config.overlap
         return any(not u.passed and self.book.steps >= u.captured_step + overlap for u in self.unsettled.values())
@@ -494,7 +560,7 @@ class Learner:
             self._enter_finish()
 
     def _finish(self) -> None:
-        if not self._connected and self._now_ns > self._lost_at_ns + ALONE_LEASES * self._config.lease_interval_ns:
+        if self._alone.gave_up(self._now_ns):
             reason = "the syncer went away in the finish; the last steps of this learner are not merged"
             self._end(False, reason, "syncer lost")
             return

@@ -10,10 +10,11 @@ once; silence needs a lease.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from atoll.core.config import RunConfig
+from atoll.core.config import LEARNERS_MAX, RunConfig
 from atoll.core.context import Context
 from atoll.core.contributions import Contribution
 from atoll.core.ledger import LifeAccount
@@ -23,6 +24,8 @@ from atoll.core.records import LifeEndLine, MemberLine
 from atoll.core.remarks import remark_on_leaving
 
 GENERATION_SHIFT = 32
+NAMES_MAX = 2 * LEARNERS_MAX
+"""Names whose newest life is remembered, so that an older one that wakes is told of it."""
 IDLE_STEPS = 4
 """A learner is idle after so many of its own steps, and at least a lease, without a new one (R10)."""
 
@@ -110,6 +113,7 @@ class Roster:
         self._ordered: list[Member] = []
         self._by_stream: dict[int, Member] = {}
         self._settling: dict[Life, Member] = {}
+        self._newest: OrderedDict[str, int] = OrderedDict()
         self._granted = 0
         self.epoch = 0
 
@@ -152,6 +156,10 @@ class Roster:
     def by_name(self, name: str) -> Member | None:
         return self._current.get(name)
 
+    def newest_generation(self, name: str) -> int:
+        """The newest life that was granted under this name; 0: none that is remembered."""
+        return self._newest.get(name, 0)
+
     def by_stream(self, stream: int) -> Member | None:
         return self._by_stream.get(stream)
 
@@ -190,6 +198,10 @@ class Roster:
             clock=clock,
         )
         self._current[name] = member
+        self._newest[name] = life.generation
+        self._newest.move_to_end(name)
+        if len(self._newest) > NAMES_MAX:
+            self._newest.popitem(last=False)
         self._order()
         self._by_stream[stream] = member
         return member

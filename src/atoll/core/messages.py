@@ -62,7 +62,10 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message of a control stream. generation 0 asks for a new life; else the same life reconnects."""
+    """First message of a control stream. generation 0 asks for a new life; else the same life reconnects.
+
+    A syncer that does not know that life (any more) answers with Welcome of a new one (R28).
+    """
 
     protocol: int
     run_id: str
@@ -165,7 +168,11 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The learner may not join. kind: run | protocol | layout | name | token | settings | finished | replaced."""
+    """The learner may not join, or not stay.
+
+    kind: run | protocol | layout | name | token | settings | finished | replaced (a newer life has its name) | put out
+    (this life was ended; a new one may be asked for).
+    """
 
     kind: str
     message: str
@@ -243,7 +250,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """Another life has this name now, or the syncer ends this one; the old one must end."""
+    """A newer life has this name now; the old one must end."""
 
     reason: str
 

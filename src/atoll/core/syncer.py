@@ -165,10 +165,15 @@ class Syncer:
             self._ctx.send(event.stream, refusal)
             self._ctx.act(CloseStream(event.stream))
             return
-        if event.hello.generation:
+        if self._knows(event.hello):
             self._resume(event)
         else:
             self._admit(event)
+
+    def _knows(self, hello: Hello) -> bool:
+        """This very life is there, present or away. Any other Hello asks for a new one (R28)."""
+        member = self.roster.by_name(hello.name)
+        return member is not None and member.life.generation == hello.generation
 
     def _refusal(self, hello: Hello) -> Refuse | None:
         """Why this Hello cannot be answered with Welcome; None if it can."""
@@ -191,10 +196,10 @@ class Syncer:
                 return Refuse("layout", "the models' fingerprints differ; install the same version")
             return Refuse("layout", f"{difference}; join with the model of the run (--model)")
         member = self.roster.by_name(hello.name)
-        if hello.generation:
-            if member is None or member.life.generation != hello.generation:
-                return Refuse("replaced", f"this life of learner {hello.name!r} has ended or was replaced")
+        if self._knows(hello):
             return None
+        if self.roster.newest_generation(hello.name) > hello.generation > 0:
+            return Refuse("replaced", f"a newer life of learner {hello.name!r} has taken its place")
         if not self.finish.joinable:
             return Refuse("finished", "the run is over")
         if member is not None and member.present:
@@ -208,10 +213,10 @@ class Syncer:
         name = event.hello.name
         old = self.roster.by_name(name)
         if old is not None:
-            self._end_life(old, "replaced", f"another learner joined as {name!r}")
+            self._end_life(old, "replaced", Replaced(f"another learner joined as {name!r}"))
         elif len(self.roster) >= self._learners_max:
             gone = self.roster.longest_away()
-            self._end_life(gone, "its place was needed", f"a newcomer took the place of {gone.life.name!r}")
+            self._end_life(gone, "a newcomer needed its place in the list of learners")
         member = self.roster.grant(name, event.stream, self.slots.reached * self._config.slot_steps)
         self._ctx.write(GrantLine(self._ctx.now_ns, name, member.life.generation), sync=True)
         self._welcome(member, resumed=False)
@@ -245,21 +250,23 @@ class Syncer:
         else:
             self._seeding.tell_again(member)
 
-    def _end_life(self, member: Member, reason: str, told: str) -> None:
+    def _end_life(self, member: Member, reason: str, told: Replaced | Refuse | None = None) -> None:
         """Settle what is incomplete; complete contributions outlive their learner (R6, R14)."""
         stream = member.stream
         for contribution in list(member.open.values()):
             if not contribution.complete:
                 self._fates.settle(contribution, Verdict("missed", f"its learner is gone: {reason}"))
         if stream is not None:
-            self._ctx.send(stream, Replaced(told))
+            if told is not None:
+                self._ctx.send(stream, told)
             self._ctx.act(CloseStream(stream))
         self.roster.end(member, reason)
 
     def _expel(self, member: Member, reason: str) -> None:
-        """The peer breaks the protocol: its life ends, the others go on."""
+        """The peer breaks the protocol: its life ends, the others go on. It may ask for a new one."""
         self._ctx.notice(f"learner {member.life.name} was put out: {reason}")
-        self._end_life(member, f"expelled: {reason}", f"the syncer ended this learner: {reason}")
+        told = Refuse("put out", f"the syncer ended this life of the learner: {reason}")
+        self._end_life(member, f"expelled: {reason}", told)
 
     def _on_stream_closed(self, event: StreamClosed) -> None:
         self.roster.detach(event.stream)

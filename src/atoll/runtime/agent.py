@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import resource
 import socket
 import time
@@ -21,7 +22,7 @@ from atoll.core import events
 from atoll.core.agent import Agent
 from atoll.core.config import RunConfig
 from atoll.core.layout import make_layout
-from atoll.core.messages import PROTOCOL_VERSION, Hello, LearnerMessage, Life, Welcome
+from atoll.core.messages import PROTOCOL_VERSION, Hello, LearnerMessage, Life, Refuse, Welcome
 from atoll.errors import AtollError
 from atoll.runtime.memory import SharedMemory, make_plan
 from atoll.runtime.pipe import AgentCost, BulkTrouble, Pipe, PipeError, Setup
@@ -29,9 +30,11 @@ from atoll.runtime.transfers import Transfers
 from atoll.wire import atoll_pb2 as pb
 from atoll.wire import channel as wire_channel
 from atoll.wire import check, convert
+from atoll.wire.check import WireError
 
 FIRST_ANSWER_S = 20.0
 PARENT_POLL_S = 1.0
+PULSE_S = 1.0
 FAREWELL_S = 2.0
 OUTBOX_MAX = 10_000
 SESSION = "/atoll.v1.Control/Session"
@@ -58,6 +61,8 @@ class _Session:
         self.outbox: deque[LearnerMessage] = deque()
         self.writer: asyncio.Task[None] | None = None
         self.ended = asyncio.Event()
+        self.fault = ""
+        """Why this side ended it."""
 
 
 class AgentDriver:
@@ -71,6 +76,7 @@ class AgentDriver:
         self._setup: Setup | None = None
         self._machine: Agent | None = None
         self._session = _Session()
+        self._settings: tuple[tuple[str, str | int | float], ...] | None = None
         self._transfers: Transfers | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._beat_interval_s = 0.0
@@ -155,7 +161,8 @@ class AgentDriver:
         if isinstance(item, Setup):
             self._setup = item
             self._run_id = item.run_id
-            self._machine = Agent(name_wait_ns=item.name_wait_ns)
+            self._pulse()
+            self._machine = Agent(name_wait_ns=item.name_wait_ns, past=item.past)
             self._perform(self._machine.start(now_ns=time.monotonic_ns()))
         else:
             self.dispatch(item)
@@ -184,15 +191,20 @@ class AgentDriver:
 
     async def _run_session(self, session: _Session, action: events.Connect) -> None:
         if action.delay_ns:
-            await asyncio.sleep(action.delay_ns / 1e9)
+            await asyncio.sleep(random.uniform(0.5, 1.0) * action.delay_ns / 1e9)
         assert self._setup is not None
         options = wire_channel.CONTROL_OPTIONS
         async with grpc.aio.insecure_channel(self._setup.address, options=options) as channel:
+            reason = ""
             try:
                 reason = await self._converse(session, channel, action.generation)
             except (grpc.aio.AioRpcError, AtollError, asyncio.InvalidStateError, TimeoutError) as error:
                 reason = rpc_reason(error)
+            except asyncio.CancelledError:
+                if not session.fault:
+                    raise
             session.ended.set()
+            reason = session.fault or reason
             if session is self._session:
                 self.dispatch(events.ConnectionLost(reason))
 
@@ -215,11 +227,17 @@ class AgentDriver:
             return "replaced by a newer stream"
         code = await session.call.code()
         details = await session.call.details()
-        return check.one_line(f"{code.name.lower()}: {details or 'the syncer closed the stream'}")
+        if code is grpc.StatusCode.OK and not details:
+            return "the syncer closed the connection: it ends, or a newer connection took its place"
+        return check.one_line(f"{code.name.lower()}: {details or 'no details'}")
 
     def _hear(self, envelope: pb.SyncerEnvelope) -> None:
         message = convert.syncer_from_wire(envelope)
         if isinstance(message, Welcome):
+            if self._settings not in (None, message.settings):
+                text = "the syncer there is of another run: its settings are not those that this learner joined by"
+                self.dispatch(events.FromSyncer(Refuse("run", text)))
+                raise WireError(text)
             self._welcomed(message, convert.bulk_port_of(envelope))
             self.dispatch(events.Connected(message))
         else:
@@ -234,6 +252,7 @@ class AgentDriver:
     def _welcomed(self, welcome: Welcome, bulk_port: int) -> None:
         """Before the machine sees it: shared memory as large as the layout says, a bulk channel, heartbeats."""
         assert self._setup is not None
+        self._settings = welcome.settings
         config = RunConfig.from_dict(dict(welcome.settings))
         host, _ = wire_channel.parse_address(self._setup.address)
         target = self._setup.bulk_address or wire_channel.format_address(host, bulk_port)
@@ -247,9 +266,14 @@ class AgentDriver:
             self._start_cpu_ns = cpu_ns()
             self._beat_interval_s = config.heartbeat_interval_ns / 1e9
             self._loop.call_later(self._beat_interval_s, self._beat)
-            for place in range(config.places):
+            for place in range(config.places) if self._setup.past is None else ():
                 self.dispatch(events.PlaceFreed(place))
         self._transfers.aim(target, config.run_id, life)
+
+    def _pulse(self) -> None:
+        """The training process sees by it that this one does not hang."""
+        self._memory.beat()
+        self._loop.call_later(PULSE_S, self._pulse)
 
     def _beat(self) -> None:
         self._loop.call_later(self._beat_interval_s, self._beat)
@@ -258,7 +282,12 @@ class AgentDriver:
 
     def _say(self, message: LearnerMessage) -> None:
         session = self._session
+        if session.fault:
+            return
         if len(session.outbox) >= OUTBOX_MAX:
+            # A new stream says again what matters, so that nothing is left out without a word.
+            session.fault = f"the syncer reads nothing: {OUTBOX_MAX:,} messages wait"
+            session.call.cancel()
             return
         session.outbox.append(message)
         if session.writer is None:

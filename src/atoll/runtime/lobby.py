@@ -100,8 +100,6 @@ class Lobby:
             )
         if hello.run_id and hello.run_id != self.run_id:
             return Refuse("run", f"the learner asks for run {hello.run_id!r}, the syncer serves {self.run_id!r}")
-        if hello.generation:
-            return Refuse("replaced", f"this syncer does not know learner {hello.name!r} of an earlier life")
         return None
 
     def _fragments(self, hello: Hello) -> int:

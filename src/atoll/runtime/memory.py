@@ -1,7 +1,7 @@
 """Memory that a training process and its agent share: bulk bytes never pass through the socket between them.
 
-    page 0            three int64: own steps (training process), waiting by R9 (training process),
-                      bulk bytes moved (agent)
+    page 0            four int64: own steps (training process), waiting by R9 (training process),
+                      bulk bytes moved (agent), heartbeats (agent)
     upload buffers    one per piece: the contribution that is unsettled, or the piece of version 0
     some places       each as large as the largest piece: updates that arrived and wait for a step boundary
 
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PAGE_BYTES = 4096
-_STEPS, _WAITING, _PROGRESS = 0, 1, 2
+_STEPS, _WAITING, _PROGRESS, _BEATS = 0, 1, 2, 3
 
 
 def _aligned(size_bytes: int) -> int:
@@ -134,3 +134,12 @@ class SharedMemory:
     @progress_bytes.setter
     def progress_bytes(self, value: int) -> None:
         self._numbers[_PROGRESS] = value
+
+    @property
+    def beats(self) -> int:
+        """Grows while the agent lives and does not hang."""
+        return self._numbers[_BEATS]
+
+    def beat(self) -> None:
+        """Of the agent."""
+        self._numbers[_BEATS] += 1

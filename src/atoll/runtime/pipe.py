@@ -15,7 +15,17 @@ from typing import Any, get_args
 import msgspec
 
 from atoll.core import messages
-from atoll.core.events import FromLearner, Heard, PlaceFreed, SeedOffered, StreamLost, UpdateArrived, UploadDone
+from atoll.core.events import (
+    FromLearner,
+    Heard,
+    LifeBegun,
+    Past,
+    PlaceFreed,
+    SeedOffered,
+    StreamLost,
+    UpdateArrived,
+    UploadDone,
+)
 from atoll.core.layout import TensorSpec
 from atoll.errors import AtollError
 
@@ -43,6 +53,8 @@ class Setup:
     extra: str = ""
     name_wait_ns: int = 0
     """How long a name that is in use is asked for again."""
+    past: Past | None = None
+    """Of the life that goes on, where an agent before this one ended."""
     protocol: int = 0
     """For tests: speak another protocol version."""
 
@@ -69,7 +81,7 @@ class BulkTrouble:
 
 _HEARD, _FROM_LEARNER = "<", ">"
 _BODIES = (
-    *(StreamLost, UpdateArrived, UploadDone, SeedOffered, PlaceFreed, Setup, AgentCost, BulkTrouble),
+    *(StreamLost, UpdateArrived, UploadDone, SeedOffered, PlaceFreed, LifeBegun, Setup, AgentCost, BulkTrouble),
     *get_args(messages.SyncerMessage),
     *get_args(messages.LearnerMessage),
 )

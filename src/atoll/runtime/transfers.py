@@ -48,7 +48,6 @@ class Transfers:
         self._pacer = Pacer()
         self._run_id = ""
         self._life = Life("", 0)
-        self._broken_upload: tuple[int, int] | None = None
         self._uploading: tuple[int, int] | None = None
         self._upload_call: Any = None
         self._moved_bytes = 0
@@ -96,7 +95,6 @@ class Transfers:
         except BROKEN as error:
             self._note(error)
             result = "unwanted" if self._uploading is None else "broken"
-        self._broken_upload = key if result == "broken" else None
         self._uploading = self._upload_call = None
         duration_ns = time.monotonic_ns() - started_ns
         return UploadEnded(action.piece, action.seq, result, self._moved_bytes, duration_ns)
@@ -111,7 +109,7 @@ class Transfers:
     async def _upload(self, action: StartUpload) -> str:
         name = convert.contribution_to_wire(self._run_id, self._life, action.piece, action.seq)
         offset = 0
-        if self._broken_upload == (action.piece, action.seq):
+        if action.again:
             state = await self._open_state(name, metadata=self._metadata, timeout=STATE_S)
             if state.unwanted:
                 return "unwanted"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -23,10 +24,11 @@ NAME_WAIT_NS = 60_000 * MS
 class SimAgent:
     """Driver of the agent in virtual time."""
 
-    def __init__(self, world: World, spec: LearnerSpec) -> None:
+    def __init__(self, world: World, spec: LearnerSpec, past: ev.Past | None = None) -> None:
         self._world = world
         self.spec = spec
-        self.core = Agent(name_wait_ns=NAME_WAIT_NS)
+        self.core = Agent(name_wait_ns=NAME_WAIT_NS, past=past)
+        self._chance = random.Random(f"agent/{world.seed}/{spec.name}/{len(world.processes)}")
         self.alive = True
         self.life: Life | None = None
         self.learner: SimLearner | None = None
@@ -107,6 +109,22 @@ class SimAgent:
         delay_ns = self.spec.latency_ns + self._world.linger_ns
         self._world.clock.call_after(delay_ns, lambda: self._world.syncer.stream_closed(stream))
 
+    def die_alone(self) -> None:
+        """kill -9 of the agent; its learner trains on and starts another at its next boundary (R28)."""
+        self.die()
+        if self.learner is not None:
+            self.learner.agent_died()
+
+    def heir(self, past: ev.Past) -> SimAgent:
+        """The next agent of the same life: it finds the shared memory as this one left it."""
+        agent = SimAgent(self._world, self.spec, past)
+        agent.life, agent.learner = self.life, self.learner
+        agent.uploads, agent.places = self.uploads, self.places
+        agent.up_rate, agent.down_rate = self.up_rate, self.down_rate
+        self._world.took_over(self, agent, past)
+        agent.start()
+        return agent
+
     def note_line(self) -> None:
         """The way from here to the syncer was held, cut or asleep until now."""
         self._bad_until_ns = self._world.clock.now_ns
@@ -175,7 +193,8 @@ class SimAgent:
             self.up.send(lambda: self._world.syncer.stream_closed(stream))
 
     def _plan_connect(self, action: ev.Connect) -> None:
-        self._world.clock.call_after(action.delay_ns, lambda: self.awake(lambda: self._connect(action.generation)))
+        delay_ns = self._chance.uniform(0.5, 1.0) * action.delay_ns
+        self._world.clock.call_after(delay_ns, lambda: self.awake(lambda: self._connect(action.generation)))
 
     def _connect(self, generation: int) -> None:
         if not self.alive:
@@ -202,7 +221,10 @@ class SimAgent:
         if isinstance(message, Welcome):
             self.note_line()
             self._welcomed = True
-            self.life = Life(self.spec.name, message.generation)
+            life = Life(self.spec.name, message.generation)
+            if self.life not in (None, life):
+                self._world.checkers.transfers.new_life(self)
+            self.life = life
             self._feed(ev.Connected(message))
             return
         if isinstance(message, UpdateReady):

@@ -153,12 +153,16 @@ class FaultWorld(World):
             case "stop":
                 syncer.feed(ev.StopRequested())
             case "stranger":
-                self.strangers.append(Stranger(self, STRANGERS[int(fault.factor) - 1]))
+                self.strangers.append(Stranger(self, STRANGERS[int(fault.factor) - 1], self._known_name()))
             case "rogue":
                 rogue = Rogue(self, LIES[int(fault.factor) - 1])
                 longest_ns = max(fault.for_ns, 2 * self.config.lease_interval_ns)
                 self._for(replace(fault, for_ns=longest_ns), rogue.hang_up)
         return True
+
+    def _known_name(self) -> str:
+        """Of a learner that has been granted a life; empty: nobody has."""
+        return next((agent.name for agent in self.processes if agent.life is not None), "")
 
     def _strike_learner(self, fault: Fault) -> bool:
         """False where there is nobody to strike."""
@@ -171,6 +175,10 @@ class FaultWorld(World):
         match fault.kind:
             case "crash":
                 self.crash(fault.learner, back_after_ns=fault.for_ns or None)
+            case "agent dies":
+                if agent.asleep:
+                    return False
+                agent.die_alone()
             case "terminate":
                 self._terminate(agent, fault.for_ns)
             case "same name":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.core import events as ev
 from atoll.core.learner import Learner
-from atoll.core.messages import Life, Report, Timings
+from atoll.core.messages import Life, Report, Timings, Welcome
 from atoll.sim.plan import MS, TAIL_FACTOR
 
 if TYPE_CHECKING:
@@ -23,11 +23,19 @@ WAKE_NS = 250 * MS
 class SimLearner:
     """Driver of the learner in virtual time."""
 
-    def __init__(self, world: World, agent: SimAgent, life: Life) -> None:
+    def __init__(self, world: World, agent: SimAgent, life: Life, before: SimLearner | None = None) -> None:
+        """before: the life that the syncer did not know any more; this one goes on in its place (R28)."""
         self._world = world
         self.agent = agent
         self.life = life
-        self.core = Learner(world.config, world.layout, life.name, life.generation)
+        self.core = Learner(
+            world.config,
+            world.layout,
+            life.name,
+            life.generation,
+            in_place=before is not None,
+            progress_steps=0 if before is None else before.core.progress_steps,
+        )
         self.body = world.make_body(world, life)
         self.held: list[tuple[int, int]] = [(-1, -1)] * len(world.piece_bytes)
         self.blocked_ns: dict[str, int] = {}
@@ -40,12 +48,13 @@ class SimLearner:
         self._cause = "parameters"
         self._interrupted = False
         self._busy = False
+        self._agent_died = False
         self._performers: dict[type, Callable[[Any], None]] = {
             ev.Capture: self._capture,
             ev.CaptureSeed: self._capture_seed,
             ev.Take: self._take,
             ev.Revert: lambda action: self.body.revert(action.piece),
-            ev.Free: lambda action: agent.feed(ev.PlaceFreed(action.place)),
+            ev.Free: lambda action: self.agent.feed(ev.PlaceFreed(action.place)),
             ev.Tell: self._tell,
             ev.End: self._end,
         }
@@ -96,7 +105,42 @@ class SimLearner:
 
     def _drain(self) -> None:
         while self._queue and self.alive:
+            if self._is_another_life(self._queue[0]):
+                self._begin_life()
+                return
             self._handle(self._queue.popleft())
+        if self._agent_died and self.alive:
+            self._agent_died = False
+            self.agent = self.agent.heir(self.core.past())
+            self._handle(ev.AgentRestarted())
+
+    # ------------------------------------------------------------ other agents, other lives (R28)
+
+    def agent_died(self) -> None:
+        self._agent_died = True
+        self.push(ev.StreamLost("the agent ended"))
+
+    def _is_another_life(self, event: ev.LearnerEvent) -> bool:
+        message = event.message if isinstance(event, ev.Heard) else None
+        return isinstance(message, Welcome) and message.generation != self.life.generation
+
+    def _begin_life(self) -> None:
+        """The syncer granted another generation: the process goes on in that one."""
+        self.alive = False
+        welcome = self._queue[0]
+        assert isinstance(welcome, ev.Heard)
+        assert isinstance(welcome.message, Welcome)
+        life = Life(self.life.name, welcome.message.generation)
+        heir = SimLearner(self._world, self.agent, life, self)
+        self.agent.learner = heir
+        self._world.lives.append(heir)
+        heir.hung_until_ns, heir.slow, heir._interrupted = self.hung_until_ns, self.slow, self._interrupted
+        self.agent.feed(ev.LifeBegun(life.generation))
+        for place in self.core.staged():
+            self.agent.feed(ev.PlaceFreed(place))
+        heir._queue = self._queue
+        heir._drain()
+        heir._go_on()
 
     # ------------------------------------------------------------ actions
 
@@ -188,8 +232,9 @@ class SimLearner:
         if not self.alive:
             return
         tokens = self.agent.spec.tokens
-        self._world.checkers.steps(self)
-        self.body.step(tokens)
+        if self.core.counts:
+            self._world.checkers.steps(self)
+            self.body.step(tokens)
         self._handle(ev.Stepped(tokens, 1.0))
         self._world.after_learner(self)
         if self.core.waiting is not None:

@@ -17,6 +17,7 @@ TAIL_FACTOR = 8
 
 FAULTS = {
     "crash": "kill -9 of a learner and its agent; after for_ms a new life under its name, 0: never",
+    "agent dies": "kill -9 of the agent alone: its learner starts another",
     "terminate": "SIGTERM: the learner leaves at its next boundary; after for_ms a new life, 0: never",
     "cut control": "the control connection breaks and cannot be opened for for_ms",
     "cut bulk": "bulk transfers break and cannot begin for for_ms",

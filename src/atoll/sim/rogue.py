@@ -47,10 +47,11 @@ LIES = (
 class Stranger:
     """Says one Hello that does not fit, and listens."""
 
-    def __init__(self, world: World, kind: str) -> None:
+    def __init__(self, world: World, kind: str, known: str = "") -> None:
+        """known: the name of a learner; without one nobody can say the Hello of an older life."""
         self._world = world
-        self.kind = kind
-        self.name = f"stranger{world.new_stream()}"
+        self.kind = "run" if kind == "replaced" and not known else kind
+        self.name = known if self.kind == "replaced" else f"stranger{world.new_stream()}"
         self.answer = ""
         self.closed = False
         self.up = Line(world.clock, MS)
@@ -68,7 +69,7 @@ class Stranger:
             case "layout":
                 return replace(hello, fingerprint="another", tensors=hello.tensors[1:])
             case "replaced":
-                return replace(hello, generation=77)
+                return replace(hello, generation=1)
         return hello
 
     def receive(self, stream: int, message: SyncerMessage) -> None:
@@ -92,8 +93,10 @@ class Rogue(Stranger):
     def receive(self, stream: int, message: SyncerMessage) -> None:
         if isinstance(message, Welcome):
             self._say(self._lies(message))
-        elif isinstance(message, Refuse | Replaced):
-            self.answer = message.reason if isinstance(message, Replaced) else message.kind
+        elif isinstance(message, Replaced):
+            self.answer = message.reason
+        elif isinstance(message, Refuse):
+            self.answer = message.message if message.kind == "put out" else message.kind
 
     def stream_closed_by_syncer(self, stream: int) -> None:
         self.closed = True

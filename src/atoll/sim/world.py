@@ -114,6 +114,13 @@ class World:
         agent.start()
         return agent
 
+    def took_over(self, old: SimAgent, new: SimAgent, past: ev.Past) -> None:
+        """Another agent of the same life has begun."""
+        if self.agents.get(old.name) is old:
+            self.agents[old.name] = new
+        self.processes.append(new)
+        self.checkers.transfers.took_over(new, past)
+
     def at(self, at_ns: int, action: Callable[[], None]) -> None:
         """Do something at a virtual time."""
         self.clock.call_at(at_ns, action)

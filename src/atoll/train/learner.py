@@ -27,11 +27,11 @@ import torch
 from torch import Tensor, nn
 
 from atoll.core import events
-from atoll.core.causes import is_power_of_two, with_cause
+from atoll.core.alone import SYNCER_WAIT_NS
 from atoll.core.config import RunConfig
 from atoll.core.layout import fingerprint, make_layout
 from atoll.core.learner import Learner
-from atoll.core.messages import Announce, Fate, Leave, Refuse, Report, Welcome
+from atoll.core.messages import Announce, Leave, Refuse, Report, Welcome
 from atoll.errors import (
     ConfigError,
     DivergedError,
@@ -61,6 +61,7 @@ from atoll.train.checks import (
     warn_of_environment,
     warn_of_local_state,
 )
+from atoll.train.line import Line
 from atoll.train.losses import LossSum
 from atoll.train.pieces import Pieces
 from atoll.train.timers import Timers
@@ -70,6 +71,7 @@ from atoll.wire.channel import load_token
 _log = logging.getLogger("atoll")
 DEFAULT_ADDRESS = "127.0.0.1:7700"
 WAKE_S = 0.25
+SYNCER_WAIT_S = SYNCER_WAIT_NS / 1e9
 BULK_PATIENCE_S = 8.0
 """So long without a connection to the bulk service, and a join says so."""
 LEFT = "interrupted"
@@ -97,6 +99,7 @@ def join(
     bulk_address: str | None = None,
     timeout_s: float = 60.0,
     name_wait_s: float = 0.0,
+    syncer_wait_s: float = SYNCER_WAIT_S,
     buffers: str = "average",
     fingerprint_extra: str = "",
     alone: bool = False,
@@ -107,6 +110,8 @@ def join(
     name: of this learner in the run (ATOLL_NAME, else host and process); `name_wait_s`: how long to ask again for one
     that is in use. run: the run's id, where only that run will do. bulk_address: HOST:PORT of the bulk service, where
     it is not on the syncer's host. timeout_s bounds all of it. The token comes from ATOLL_TOKEN or ATOLL_TOKEN_FILE.
+    syncer_wait_s: so long `step` trains on while the syncer is away, before SyncerLostError (R28); at the end of the
+    run by its own steps it waits a lease more.
 
     buffers: what becomes of a BatchNorm's statistics and other floating-point buffers (R29): "average", they are part
     of the run's model; "local", they stay with each learner. fingerprint_extra: any text that all learners must agree
@@ -125,7 +130,7 @@ def join(
     warn_of_local_state(model, tensors)
     address = address or os.environ.get("ATOLL_ADDRESS") or DEFAULT_ADDRESS
     name = name or os.environ.get("ATOLL_NAME") or default_name()
-    check_reach(address, bulk_address, timeout_s=timeout_s, name_wait_s=name_wait_s)
+    check_reach(address, bulk_address, timeout_s=timeout_s, name_wait_s=name_wait_s, syncer_wait_s=syncer_wait_s)
     check_name(name)
     load_token()
     setup = Setup(
@@ -138,7 +143,7 @@ def join(
         extra=fingerprint_extra,
         name_wait_ns=int(name_wait_s * 1e9),
     )
-    learner = JoinedLearner(model, setup, timeout_s + name_wait_s, on_event)
+    learner = JoinedLearner(model, setup, timeout_s + name_wait_s, on_event, syncer_wait_s)
     _open[id(model)] = learner
     return learner
 
@@ -151,8 +156,16 @@ def interrupted_by(kind: type[BaseException]) -> str:
 class JoinedLearner:
     """A learner that has joined. Made by `join`; also a context manager that says goodbye."""
 
-    def __init__(self, model: nn.Module, setup: Setup, timeout_s: float, on_event: OnEvent | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        setup: Setup,
+        timeout_s: float,
+        on_event: OnEvent | None,
+        syncer_wait_s: float = SYNCER_WAIT_S,
+    ) -> None:
         self._setup = setup
+        self._syncer_wait_ns = int(syncer_wait_s * 1e9)
         self._on_event = on_event
         self._timers = Timers()
         self._losses = LossSum()
@@ -160,8 +173,8 @@ class JoinedLearner:
         self._end: events.End | None = None
         self._whole = Whole()
         self._broken = ""
-        self._refused = 0
-        self._away = False
+        self._line = Line(setup.address)
+        self._steps_before = 0
         self._client = AgentClient(setup)
         self._pid = os.getpid()
         self._performers: dict[type, Callable[[Any], None]] = {
@@ -176,10 +189,7 @@ class JoinedLearner:
         try:
             self._enter(model, time.monotonic() + timeout_s)
         except BaseException:
-            self._client.pipe.close()
-            self._client.process.kill()
-            self._client.process.wait()
-            self._client.memory.release()
+            self._client.abandon()
             raise
         _close_at_exit(self)
 
@@ -188,7 +198,7 @@ class JoinedLearner:
     name: str
     """Of this learner."""
     generation: int
-    """This life of the name."""
+    """This life of the name. It changes where the syncer did not know the life any more (R28)."""
     settings: RunConfig
     """Of the run; they come from the syncer."""
     progress_at_join: float
@@ -201,8 +211,8 @@ class JoinedLearner:
 
     @property
     def steps(self) -> int:
-        """Own steps of this life."""
-        return self._machine.book.steps
+        """Own steps since the join."""
+        return self._steps_before + self._machine.book.steps
 
     @property
     def timings(self) -> dict[str, int]:
@@ -237,6 +247,8 @@ class JoinedLearner:
         if self._end is None:
             return True
         self._client.finish()
+        if self._end.kind == "run over":
+            _log.warning("%s while this learner was cut off; its last work is not merged", self._end.reason)
         if not self._end.ok:
             kind = SyncerLostError if self._end.kind == "syncer lost" else PutOutError
             raise kind(self._end.reason)
@@ -263,11 +275,14 @@ class JoinedLearner:
     ) -> None:
         self.close("" if kind is None else interrupted_by(kind))
 
+    def _pending_tokens(self) -> float:
+        """Computed and not merged, as a mean over the fragments by their size."""
+        sizes, books = self._pieces.sizes, self._machine.book.pieces
+        return sum(size * book.pending for size, book in zip(sizes, books, strict=True)) / sum(sizes)
+
     def _warn_of_loss(self, reason: str) -> None:
         """It leaves early: what of its work is not merged."""
-        book = self._machine.book
-        weights = self._pieces.sizes
-        pending = sum(size * piece.pending for size, piece in zip(weights, book.pieces, strict=True)) / sum(weights)
+        book, pending = self._machine.book, self._pending_tokens()
         remedy = ". To take part to the end, go over the data again until step() is False"
         if book.tokens and not reason.startswith("diverged"):  # that is an error, which says enough
             _log.warning(
@@ -308,7 +323,11 @@ class JoinedLearner:
         self._pieces = Pieces(model, layout, self.settings.payload, self._client.memory)
         self._pieces.set_constants(dict(welcome.constants))
         self._attachment = Attachment(model, layout)
-        self._machine = Learner(self.settings, layout, self.name, self.generation)
+        self._layout = layout
+        self._machine = Learner(
+            self.settings, layout, self.name, self.generation, syncer_wait_ns=self._syncer_wait_ns
+        )
+        self._client.outlive(lambda: self._machine.past(), self.settings.run_id)
         self._handle(heard)
         self.progress_at_join = self._machine.progress
         self._feed(self._pending)
@@ -356,10 +375,11 @@ class JoinedLearner:
         if skipped or tokens == 0 or self._end is not None or self._machine.waiting is not None:
             return
         self._attachment.stepped(self._machine.book.steps)
-        if not self._losses.add(tokens, loss):
+        counts = self._machine.counts
+        if not self._losses.add(tokens if counts else 0, loss):
             self._diverged()
         # The sum is put into messages by `_tell`: the machine need not know it at each step.
-        self._client.memory.steps = self._machine.book.steps + 1
+        self._client.memory.steps = self._machine.book.steps + int(counts)
         self._handle(events.Stepped(tokens, 0.0))
         if self._machine.waiting is not None:
             self._wait(math.inf)
@@ -382,7 +402,7 @@ class JoinedLearner:
                     f"no first parameters came from {self._setup.address} in time; is the learner that hands them in "
                     "still there? raise timeout_s for a large model"
                 )
-            self._check_bulk()
+            self._check_joining()
             memory.waiting = True
             with self._timers.timed(cause):
                 items = self._client.wait(WAKE_S)
@@ -391,10 +411,14 @@ class JoinedLearner:
                 break
         memory.waiting = False
 
-    def _check_bulk(self) -> None:
-        """JoinError where first parameters cannot come because one of the two ports is not reachable."""
+    def _check_joining(self) -> None:
+        """JoinError where first parameters cannot come: it was put out, or one of the two ports is not reachable."""
+        if self._machine.waiting != "parameters":
+            return
+        if self._line.put_out:
+            raise JoinError(self._line.put_out)
         trouble = self._client.bulk_trouble
-        if trouble is not None and self._machine.waiting == "parameters" and trouble.lasted_s > BULK_PATIENCE_S:
+        if trouble is not None and trouble.lasted_s > BULK_PATIENCE_S:
             raise JoinError(
                 f"the syncer at {self._setup.address} answers, but its bulk service at {trouble.target} does not "
                 f"({trouble.reason}); open or forward that port too, and give bulk_address where it is elsewhere"
@@ -402,32 +426,39 @@ class JoinedLearner:
 
     def _feed(self, items: list[Any]) -> None:
         for item in items:
-            self._watch_line(item)
+            self._line.hear(item, self.progress)
+            message = item.message if isinstance(item, events.Heard) else None
+            if isinstance(message, Welcome) and message.generation != self.generation and self._end is None:
+                self._begin_life(message)
             self._handle(item)
 
-    def _watch_refusals(self, item: Any) -> None:
-        """Say that work was refused: the first time, and whenever that has doubled."""
-        if not isinstance(item, events.Heard) or not isinstance(item.message, Fate) or item.message.fate != "refused":
-            return
-        self._refused += 1
-        if is_power_of_two(self._refused):
-            told = "the syncer refused work of this learner (%d times so far): %s"
-            _log.warning(told, self._refused, with_cause(item.message.reason))
-
-    def _watch_line(self, item: Any) -> None:
-        """Say once that the syncer is away, and once that it is back."""
-        self._watch_refusals(item)
-        if isinstance(item, events.StreamLost) and not self._away and self._end is None:
-            self._away = True
-            _log.warning(
-                "the syncer at %s does not answer (%s); training goes on alone, progress stands at %.0f%%",
-                self._setup.address,
-                item.reason or "connection closed",
-                100 * self.progress,
-            )
-        elif isinstance(item, events.Heard) and isinstance(item.message, Welcome) and self._away:
-            self._away = False
-            _log.warning("the syncer at %s is back", self._setup.address)
+    def _begin_life(self, welcome: Welcome) -> None:
+        """The syncer does not know this life any more and has granted another: go on in that (R28)."""
+        old, lost_tokens = self._machine, self._pending_tokens()
+        _log.warning(
+            "the syncer at %s did not know this life of learner %s any more and granted a new one; work of %.0f tokens "
+            "is not merged and lost, parameters come from the run again",
+            self._setup.address,
+            self.name,
+            lost_tokens,
+        )
+        self.generation = welcome.generation
+        self._steps_before += old.book.steps
+        self._losses = LossSum()
+        self._timers.restart()
+        self._client.memory.steps = 0
+        self._machine = Learner(
+            self.settings,
+            self._layout,
+            self.name,
+            self.generation,
+            syncer_wait_ns=self._syncer_wait_ns,
+            in_place=True,
+            progress_steps=old.progress_steps,
+        )
+        self._client.send(events.LifeBegun(self.generation))
+        for place in old.staged():
+            self._client.send(events.PlaceFreed(place))
 
     def _handle(self, event: events.LearnerEvent) -> None:
         if self._on_event is not None:

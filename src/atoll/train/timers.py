@@ -15,13 +15,17 @@ class Timers:
     """Times of one life, in ns."""
 
     def __init__(self) -> None:
+        self._began_ns = 0
+        self._waited_ns = 0
+        self._ended_ns = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Another life begins, perhaps in the middle of a step."""
         self.by_cause: dict[str, int] = {}
         self.step_ns = 0
         self.step_ns_max = 0
         self.gap_ns_max = 0
-        self._began_ns = 0
-        self._waited_ns = 0
-        self._ended_ns = 0
 
     def begin(self) -> None:
         """step() was entered."""

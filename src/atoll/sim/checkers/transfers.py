@@ -38,6 +38,16 @@ class Transfers:
         self._world = world
         self._seen: dict[int, _Seen] = {}
 
+    def took_over(self, agent: SimAgent, past: ev.Past) -> None:
+        """It goes on with a life: what that holds it need not fetch."""
+        self._of(agent).delivered.update(past.held)
+
+    def new_life(self, agent: SimAgent) -> None:
+        """It fetches everything anew."""
+        seen = self._of(agent)
+        seen.wanted.clear()
+        seen.delivered.clear()
+
     def _of(self, agent: SimAgent) -> _Seen:
         return self._seen.setdefault(id(agent), _Seen())
 
@@ -72,7 +82,7 @@ class Transfers:
     def places(self, agent: SimAgent) -> None:
         """Every staging place is free, being filled, or holds what its learner has not taken."""
         learner = agent.learner
-        if learner is None or not learner.alive or agent.asleep:
+        if learner is None or not learner.alive or not agent.alive or agent.asleep:
             return
         on_its_way = sum(isinstance(event, ev.UpdateArrived) for event in learner.queued)
         held = len(learner.core._arrived) + on_its_way + len(agent.core._places)
