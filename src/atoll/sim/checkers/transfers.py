@@ -47,6 +47,7 @@ class Transfers:
         seen = self._of(agent)
         seen.wanted.clear()
         seen.delivered.clear()
+        seen.answered.clear()
 
     def _of(self, agent: SimAgent) -> _Seen:
         return self._seen.setdefault(id(agent), _Seen())
