@@ -98,6 +98,7 @@ class SimLearner:
 
     def _handle(self, event: ev.LearnerEvent) -> None:
         self._world.checkers.touched(self)
+        self._world.checkers.lives.hears(self, event)
         self._busy = True
         for action in self.core.handle(event, now_ns=self._world.clock.now_ns):
             self._performers[type(action)](action)
@@ -127,6 +128,7 @@ class SimLearner:
     def _begin_life(self) -> None:
         """The syncer granted another generation: the process goes on in that one."""
         self.alive = False
+        self._world.checkers.lives.succeeded(self.life)
         welcome = self._queue[0]
         assert isinstance(welcome, ev.Heard)
         assert isinstance(welcome.message, Welcome)
@@ -168,6 +170,7 @@ class SimLearner:
         self.agent.feed(ev.FromLearner(message))
 
     def _end(self, action: ev.End) -> None:
+        self._world.checkers.lives.ends(self, action)
         self.alive = False
         if not action.ok:
             self.agent.die()

@@ -4,6 +4,7 @@
 * `shadow.py`    members, clocks and contributions worked out again from the wire and the tape
 * `pace.py`      quorum, grace, closing and collecting as declared, neither early nor late
 * `books.py`     the two books of R8, bodies, queues
+* `lives.py`     how lives end and follow one another
 * `transfers.py` what agents move, in which order
 * `waits.py`     what learners do: captures, waits, first parameters
 * `progress.py`  R4's bound, and what must hold when the run is over
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from atoll.core import events as ev
 from atoll.core.messages import Announce, Life
 from atoll.sim.checkers.books import Books
+from atoll.sim.checkers.lives import Lives
 from atoll.sim.checkers.pace import Pace
 from atoll.sim.checkers.progress import Progress
 from atoll.sim.checkers.shadow import Shadow
@@ -41,6 +43,7 @@ class Checkers:
         self.shadow = Shadow(world)
         self.pace = Pace(world, self.shadow)
         self.books = Books(world)
+        self.lives = Lives(world)
         self.waits = Waits(world, self.tape)
         self.transfers = Transfers(world)
         self.progress = Progress(world)
@@ -52,6 +55,7 @@ class Checkers:
             record = tape[self._read]
             self._read += 1
             self.tape.read(record)
+            self.lives.read(record)
             self.pace.read(record)
             self.shadow.read(record)
 
