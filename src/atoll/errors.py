@@ -44,14 +44,14 @@ class RunOverError(JoinError):
 
 
 class SyncerLostError(AtollError):
-    """`step`: the syncer went away and did not come back before this learner reached the end of the run alone.
+    """`step`: the syncer was away, or refused this learner, for `syncer_wait_s`; or to the end of the run by its own steps.
 
-    The model holds what this learner trained; its last work is not merged.
+    The model holds what this learner trained; what it did meanwhile is not merged. Save it in `finally`.
     """
 
 
 class PutOutError(AtollError):
-    """`step`: the syncer ended this learner, because another has its name now or it broke the protocol."""
+    """`step`: a newer learner has this one's name now, so this one's training ends."""
 
 
 class RunError(AtollError):

@@ -11,9 +11,16 @@ import pytest
 import torch
 from torch import nn
 
+from atoll.errors import SyncerLostError
 from tests.runtime.conftest import ROOT, Start, start  # noqa: F401  (a fixture)
 
 SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "JOIN.md").read_text(), flags=re.DOTALL)
+
+
+def snippet(words: str) -> str:
+    """The one that has these words."""
+    (found,) = [text for text in SNIPPETS if words in text]
+    return found
 
 
 def names() -> dict[str, Any]:
@@ -34,12 +41,11 @@ def test_a_loader_that_is_shorter_than_the_run__trains_to_its_end__and_the_file_
 ) -> None:
     served = start("syncer", settings={"steps": 16, "interval": 4, "fragments": 2})
     space = names() | {"address": f"127.0.0.1:{served.expect('listening')['port']}"}
-    joining, loading = SNIPPETS[0], SNIPPETS[3]
-    exec(joining, space)
+    exec(snippet("in loader"), space)
     assert space["learner"].steps >= 16
     assert served.wait() == 0
     space["file"] = tmp_path / "run" / "model" / "model.safetensors"
-    exec(loading, space)
+    exec(snippet("atoll.load"), space)
     trained, fresh = space["model"].state_dict(), space["fresh_model"].state_dict()
     for name in ("0.running_mean", "0.running_var", "1.weight"):
         torch.testing.assert_close(fresh[name], trained[name], atol=0.01, rtol=0.01)
@@ -51,7 +57,7 @@ def test_scaler__a_step_that_it_skipped_is_told(before: float, after: float, ski
     space = names()
     space["scaler"] = SimpleNamespace(get_scale=lambda: next(scales), step=lambda _: None, update=lambda: None)
     space["learner"] = SimpleNamespace(step=lambda **given: told.append(given) or True)
-    exec(SNIPPETS[1], space)
+    exec(snippet("scaler"), space)
     assert told[0]["skipped"] is skipped
     assert told[0]["tokens"] == 8
 
@@ -59,7 +65,7 @@ def test_scaler__a_step_that_it_skipped_is_told(before: float, after: float, ski
 def test_schedule__follows_the_run() -> None:
     space = names()
     space["learner"] = SimpleNamespace(progress=0.0)
-    exec(SNIPPETS[2], space)
+    exec(snippet("LambdaLR"), space)
     rates = []
     for progress in (0.0, 0.5, 1.0):
         space["learner"].progress = progress
@@ -69,5 +75,19 @@ def test_schedule__follows_the_run() -> None:
     assert rates == pytest.approx([0.1, 0.05, 0.0])
 
 
+def test_syncer_lost__the_model_is_saved(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    space = names()
+
+    def step(**given: Any) -> bool:
+        raise SyncerLostError("away")
+
+    space["learner"] = SimpleNamespace(step=step)
+    with pytest.raises(SyncerLostError):
+        exec(snippet("SyncerLostError"), space)
+    assert set(torch.load("alone.pt")) == set(space["model"].state_dict())
+
+
 def test_all_snippets_are_here() -> None:
-    assert len(SNIPPETS) == 4
+    words = re.findall(r'exec\(snippet\("([^"]+)"\)', Path(__file__).read_text())
+    assert sorted(map(snippet, words)) == sorted(SNIPPETS)

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.cli.parse import parse
+from atoll.core.alone import SYNCER_WAIT_NS
 from atoll.streams import ending_signals
 
 LINE_EVERY_S = 30.0
+SYNCER_WAIT_S = SYNCER_WAIT_NS / 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,9 @@ class LearnerCommand:
     audit wants all step logs there."""
     timeout_s: float = 60.0
     """How long to look for the syncer and its parameters."""
+    syncer_wait_s: float = SYNCER_WAIT_S
+    """How long to train on while the syncer is away, or another run answers there; then exit status 2. At the end of
+    the run by its own steps the learner gives up too."""
 
 
 class Progress:
@@ -104,7 +109,8 @@ def main(argv: Sequence[str]) -> int:
     if not 1 <= options.index <= options.of:
         raise ConfigError(f"index={options.index} must be between 1 and of={options.of}")
     check_slow("slow_factor", options.slow_factor)
-    check_reach(options.address, options.bulk_address, timeout_s=options.timeout_s)
+    waits = {"timeout_s": options.timeout_s, "syncer_wait_s": options.syncer_wait_s}
+    check_reach(options.address, options.bulk_address, **waits)
     cores = os.cpu_count() or 1
     if not 1 <= options.threads <= cores:
         raise ConfigError(f"threads={options.threads} must be between 1 and the {cores} cores of this machine")
@@ -133,7 +139,7 @@ def main(argv: Sequence[str]) -> int:
             report=Progress().report,
             address=options.address,
             bulk_address=options.bulk_address,
-            timeout_s=options.timeout_s,
+            **waits,
         )
     except RunOverError:
         print("the run is over already")
