@@ -44,7 +44,7 @@ class RunOverError(JoinError):
 
 
 class SyncerLostError(AtollError):
-    """`step`: the syncer was away, or refused this learner, for `syncer_wait_s`; or to the end of the run by its own steps.
+    """`step`: the syncer was away, or refused this learner, for `syncer_wait_s` or to the run's end by its own steps.
 
     The model holds what this learner trained; what it did meanwhile is not merged. Save it in `finally`.
     """
