@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import atoll
 from atoll.errors import ConfigError, RunError
@@ -46,14 +47,27 @@ def test_join_and_close__again_and_again__leaves_nothing_behind(start: Start) ->
     assert counts[-1][1] == 0
 
 
-def test_join__one_model_twice_at_once__is_refused(start: Start) -> None:
+@pytest.mark.parametrize("wrap", [lambda model: model, nn.Sequential, nn.DataParallel])
+def test_join__one_model_twice_at_once__is_refused__in_a_wrapper_too(start: Start, wrap: type[nn.Module]) -> None:
     address = serving(start)
     model, optimizer = small_model()
     with atoll.join(model, optimizer, address=address, name="a", timeout_s=30.0), pytest.raises(
         ConfigError, match="trains as learner 'a' already"
     ):
-        atoll.join(model, optimizer, address=address, name="b", timeout_s=30.0)
+        atoll.join(wrap(model), optimizer, address=address, name="b", timeout_s=30.0)
     atoll.join(model, optimizer, address=address, name="b", timeout_s=30.0).close()
+
+
+def test_join__two_models_that_share_only_what_is_frozen__are_two_learners(start: Start) -> None:
+    address = serving(start)
+    backbone = nn.Linear(4, 4).requires_grad_(False)
+    models = [nn.Sequential(backbone, nn.Linear(4, 4)) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model[1].parameters(), lr=0.1) for model in models]
+    with (
+        atoll.join(models[0], optimizers[0], address=address, name="a", timeout_s=30.0),
+        atoll.join(models[1], optimizers[1], address=address, name="b", timeout_s=30.0),
+    ):
+        pass
 
 
 def test_leaving_early__says_how_much_is_lost(start: Start, caplog: pytest.LogCaptureFixture) -> None:

@@ -75,8 +75,8 @@ SYNCER_WAIT_S = SYNCER_WAIT_NS / 1e9
 BULK_PATIENCE_S = 8.0
 """So long without a connection to the bulk service, and a join says so."""
 LEFT = "interrupted"
-_open: weakref.WeakValueDictionary[int, JoinedLearner] = weakref.WeakValueDictionary()
-"""Learners that have not ended, by the identity of their model."""
+_joined: weakref.WeakSet[JoinedLearner] = weakref.WeakSet()
+"""Learners of this process."""
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 OnEvent = Callable[[events.LearnerEvent], None]
@@ -120,9 +120,7 @@ def join(
     """
     check_process(alone=alone)
     check_model(model)
-    other = _open.get(id(model))
-    if other is not None and other.open:
-        raise ConfigError(f"this model trains as learner {other.name!r} already; close that one before it joins again")
+    check_no_other(model)
     check_optimizers(model, optimizers_of(optimizer))
     warn_of_environment()
     check_agreement(buffers, fingerprint_extra)
@@ -144,8 +142,17 @@ def join(
         name_wait_ns=int(name_wait_s * 1e9),
     )
     learner = JoinedLearner(model, setup, timeout_s + name_wait_s, on_event, syncer_wait_s)
-    _open[id(model)] = learner
+    _joined.add(learner)
     return learner
+
+
+def check_no_other(model: nn.Module) -> None:
+    """ConfigError where a learner of this process exchanges parameters of this model, under whatever wrapper."""
+    for other in list(_joined):
+        if other.open and other.exchanges(model):
+            raise ConfigError(
+                f"this model trains as learner {other.name!r} already; close that one before it joins again"
+            )
 
 
 def interrupted_by(kind: type[BaseException]) -> str:
@@ -309,6 +316,10 @@ class JoinedLearner:
     def open(self) -> bool:
         """It has not ended, and was not closed."""
         return self._end is None and not self._broken
+
+    def exchanges(self, model: nn.Module) -> bool:
+        """It exchanges a parameter that this model has too."""
+        return self._pieces.move_any(model.parameters())
 
     def _enter(self, model: nn.Module, deadline: float) -> None:
         self.name = self._setup.name

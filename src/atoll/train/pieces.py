@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import torch
@@ -57,6 +57,11 @@ class Pieces:
     def sizes(self) -> tuple[int, ...]:
         """Trained values per piece."""
         return self._layout.piece_sizes
+
+    def move_any(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether one of them is a tensor of these pieces: the same object, not only the same values."""
+        theirs = {id(tensor) for tensor in tensors}
+        return any(id(self._tensors.get(spec.name)) in theirs for spec in self._layout.tensors())
 
     @property
     def anchored(self) -> set[int]:
