@@ -111,3 +111,17 @@ def test_no_orphan_modules() -> None:
             continue
         name = "atoll." + ".".join(path.relative_to(SOURCE).with_suffix("").parts)
         assert name in known | entrances, f"nothing imports {name}"
+
+
+NAMES = ("empty", "zeros", "ones", "full", "tensor", "as_tensor", "asarray", "arange", "scalar_tensor", "linspace")
+CONSTRUCTORS = {f"torch.{name}" for name in NAMES}
+IN_A_USERS_PROCESS = ("tensors", "train", "runtime", "store", "launch")
+
+
+@pytest.mark.parametrize("room", IN_A_USERS_PROCESS)
+def test_no_tensor_of_ours_takes_the_scripts_default_device_or_dtype(room: str) -> None:
+    for path in (path for path in modules() if f"/atoll/{room}/" in path.as_posix()):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in CONSTRUCTORS:
+                told = {keyword.arg for keyword in node.keywords}
+                assert {"device", "dtype"} <= told, f"{path.name}:{node.lineno}: {ast.unparse(node)}"

@@ -99,3 +99,28 @@ def test_exception_in_the_middle_of_a_step__the_learner_says_that_it_broke(
         train()
     with pytest.raises(RunError, match=r"broke in an earlier step .MemoryError: no room"):
         learner.step(3, 1.0)
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("meta", torch.float32), ("cpu", torch.float64), ("cpu", torch.bfloat16)])
+def test_defaults_of_the_script__for_new_tensors_are_not_ours(
+    start: Start, device: str, dtype: torch.dtype
+) -> None:
+    address = serving(start)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.set_default_device(device)
+    torch.set_default_dtype(dtype)
+    try:
+        with atoll.join(model, optimizer, address=address, name="a", timeout_s=30.0) as learner:
+            deadline = time.monotonic() + 60.0
+            while learner.progress * SETTINGS["steps"] < 20 and time.monotonic() < deadline:
+                for parameter in model.parameters():
+                    parameter.data.add_(0.01)
+                assert learner.step(3, 1.0)
+                time.sleep(0.01)
+            assert learner.progress * SETTINGS["steps"] >= 20, "slots were merged and taken"
+    finally:
+        torch.set_default_device("cpu")
+        torch.set_default_dtype(torch.float32)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert {p.device.type for p in model.parameters()} == {"cpu"}

@@ -68,7 +68,7 @@ def decode(buffer: Bytes, payload: str, size: int) -> Tensor:
     wanted = payload_bytes(size, payload)
     if len(source) != wanted:
         raise ConfigError(f"payload of {len(source)} bytes must have {wanted} for {size} values in {payload}")
-    raw = torch.empty(size, dtype=dtype)
+    raw = torch.empty(size, dtype=dtype, device="cpu")
     raw.view(torch.uint8).numpy()[:] = source
     return raw.to(torch.float32)
 

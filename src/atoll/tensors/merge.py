@@ -110,7 +110,7 @@ def is_finite(flat: Tensor) -> bool:
 
 def _weighted_sum(deltas: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
     """sum_l c_l * delta_l, fp64 [n], in learner order (step 2)."""
-    out = torch.empty(len(deltas[0]), dtype=torch.float64)
+    out = torch.empty(len(deltas[0]), dtype=torch.float64, device="cpu")
     for start in range(0, len(out), BAND_VALUES):
         band = out[start : start + BAND_VALUES]
         torch.mul(deltas[0][start : start + BAND_VALUES].to(torch.float64), coefficients[0], out=band)
@@ -139,7 +139,7 @@ def rda(deltas: Sequence[Tensor], shares: Sequence[float], norms: Sequence[float
     direction = _weighted_sum(deltas, [s / n if n else 0.0 for s, n in zip(shares, norms, strict=True)])
     length = piece_norm(direction)
     if length < CANCELLED_BELOW:
-        return torch.zeros(len(direction), dtype=torch.float32)
+        return torch.zeros(len(direction), dtype=torch.float32, device="cpu")
     return (direction * (magnitude / length)).to(torch.float32)
 
 
@@ -183,7 +183,7 @@ def merge_piece(
         raise ConfigError(f"merge={method!r} is unknown; use one of {', '.join(METHODS)}")
     _check_deltas(deltas, weights, piece)
     shares = normalised(weights)
-    merged = torch.empty(piece.size, dtype=torch.float32)
+    merged = torch.empty(piece.size, dtype=torch.float32, device="cpu")
     for index, (spec, start, stop) in enumerate(piece.offsets()):
         parts = [delta[start:stop] for delta in deltas]
         if method == "average" or spec.averaged:

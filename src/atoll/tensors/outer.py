@@ -19,8 +19,8 @@ def nesterov(
     buf' = a + Delta, b = buf' * mu, c = Delta + b, d = c * lr, theta' = theta - d. No dampening, no weight
     decay.
     """
-    mu_32 = torch.tensor(mu, dtype=torch.float32)
-    lr_32 = torch.tensor(lr, dtype=torch.float32)
+    mu_32 = torch.tensor(mu, dtype=torch.float32, device="cpu")
+    lr_32 = torch.tensor(lr, dtype=torch.float32, device="cpu")
     momentum_new = torch.add(torch.mul(momentum, mu_32), delta)
     step = torch.mul(torch.add(delta, torch.mul(momentum_new, mu_32)), lr_32)
     return torch.sub(theta, step), momentum_new

@@ -39,7 +39,7 @@ class LossSum:
     def _add_device(self, tokens: int, loss: Tensor) -> None:
         if self._sum is None:
             self._sum = torch.zeros((), dtype=torch.float64, device=loss.device)
-            self._host = torch.zeros((), dtype=torch.float64, pin_memory=loss.device.type == "cuda")
+            self._host = torch.zeros((), dtype=torch.float64, device="cpu", pin_memory=loss.device.type == "cuda")
         self._sum += loss.detach().to(torch.float64).reshape(()) * tokens
 
     def read(self) -> float:
