@@ -101,7 +101,9 @@ def test_exception_in_the_middle_of_a_step__the_learner_says_that_it_broke(
         learner.step(3, 1.0)
 
 
-@pytest.mark.parametrize(("device", "dtype"), [("meta", torch.float32), ("cpu", torch.float64), ("cpu", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("device", "dtype"), [("meta", torch.float32), ("cpu", torch.float64), ("cpu", torch.bfloat16)]
+)
 def test_defaults_of_the_script__for_new_tensors_are_not_ours(
     start: Start, device: str, dtype: torch.dtype
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import atoll
 from atoll.errors import SyncerLostError
 from tests.runtime.conftest import ROOT, Start, start  # noqa: F401  (a fixture)
 
@@ -41,7 +42,7 @@ def test_a_loader_that_is_shorter_than_the_run__trains_to_its_end__and_the_file_
 ) -> None:
     served = start("syncer", settings={"steps": 16, "interval": 4, "fragments": 2})
     space = names() | {"address": f"127.0.0.1:{served.expect('listening')['port']}"}
-    exec(snippet("in loader"), space)
+    exec(snippet("epoch"), space)
     assert space["learner"].steps >= 16
     assert served.wait() == 0
     space["file"] = tmp_path / "run" / "model" / "model.safetensors"
@@ -75,6 +76,39 @@ def test_schedule__follows_the_run() -> None:
     assert rates == pytest.approx([0.1, 0.05, 0.0])
 
 
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_accumulation__counts_all_its_batches(accumulate: int) -> None:
+    told = []
+    space = names() | {"accumulate": accumulate}
+    space["loader"] *= 2
+    space["learner"] = SimpleNamespace(step=lambda **given: told.append(given["tokens"]) or True)
+    exec(snippet("accumulate"), space)
+    assert told == [8 * accumulate] * (6 // accumulate)
+
+
+def test_saved_state__goes_on_after_another_join(start: Start, tmp_path: Path, monkeypatch) -> None:  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    served = start("syncer", settings={"steps": 1000, "interval": 4, "fragments": 2})
+    space = names() | {"address": f"127.0.0.1:{served.expect('listening')['port']}", "atoll": atoll}
+    space["optimizer"] = torch.optim.Adam(space["model"].parameters(), lr=0.1)
+    with atoll.join(space["model"], space["optimizer"], address=space["address"], name="berlin") as learner:
+        space["learner"] = learner
+        exec(snippet("LambdaLR"), space)
+        space["model"](space["inputs"]).sum().backward()
+        space["optimizer"].step()
+        learner.step(tokens=8)
+        exec(snippet("torch.save(state"), space)
+    again = names() | {"address": space["address"], "atoll": atoll}
+    again["optimizer"] = torch.optim.Adam(again["model"].parameters(), lr=0.1)
+    again["learner"] = learner
+    exec(snippet("LambdaLR"), again)
+    exec(snippet("torch.load"), again)
+    again["learner"].close()
+    moments = [optimizer.state_dict()["state"][0]["exp_avg"] for optimizer in (space["optimizer"], again["optimizer"])]
+    assert moments[0].abs().sum() > 0
+    assert torch.equal(*moments)
+
+
 def test_syncer_lost__the_model_is_saved(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     space = names()
@@ -90,4 +124,4 @@ def test_syncer_lost__the_model_is_saved(tmp_path: Path, monkeypatch) -> None:
 
 def test_all_snippets_are_here() -> None:
     words = re.findall(r'exec\(snippet\("([^"]+)"\)', Path(__file__).read_text())
-    assert sorted(map(snippet, words)) == sorted(SNIPPETS)
+    assert set(map(snippet, words)) == set(SNIPPETS)
