@@ -156,7 +156,7 @@ def test_missed__the_work_is_local_again_and_goes_with_the_next_one() -> None:
     hand.hear(Fate(1, 1, 1, "missed", "late"))
     hand.step()
     assert hand.core.book.pieces[1].pending == 300
-    assert 1 not in hand.core.unsettled
+    assert hand.core.pieces[1].unsettled is None
 
 
 def test_refused__theta_goes_back_and_the_step_in_progress_is_booked_as_lost_too() -> None:

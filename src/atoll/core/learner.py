@@ -10,11 +10,11 @@ blocks on its queue while it is not None.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from atoll.core.alone import SYNCER_WAIT_NS, Alone
-from atoll.core.capture import CapturePlanner, PieceView
+from atoll.core.capture import CapturePlanner
 from atoll.core.config import RunConfig
 from atoll.core.events import (
     AgentRestarted,
@@ -37,6 +37,7 @@ from atoll.core.events import (
     Wake,
 )
 from atoll.core.forecast import Forecast
+from atoll.core.held import HeldPiece, Unsettled
 from atoll.core.layout import Layout
 from atoll.core.ledger import LearnerBook
 from atoll.core.machine import Average, Table
@@ -74,30 +75,6 @@ LEARNER = Table(
 )
 
 
-@dataclass(slots=True)
-class _Unsettled:
-    """A contribution between capture and its fate, or the taking of an update that contains it (R6)."""
-
-    announce: Announce
-    probe: bool = False
-    """It was not expected in time: that it came too late teaches nothing."""
-    uploaded: bool = False
-    passed: bool = False
-    """An update of its slot or a later one was taken that does not contain it: lock modes wait no more for it."""
-
-    @property
-    def seq(self) -> int:
-        return self.announce.seq
-
-    @property
-    def slot(self) -> int:
-        return self.announce.slot
-
-    @property
-    def captured_step(self) -> int:
-        return self.announce.own_step
-
-
 class Learner:
     """State machine of one life. Settings and generation come from the syncer's Welcome.
 
@@ -117,23 +94,16 @@ class Learner:
         in_place: bool = False,
         progress_steps: int = 0,
     ) -> None:
-        pieces = len(layout.pieces)
         self._config = config
         self._name = name
         self._generation = generation
-        self._sizes_bytes = layout.payload_sizes(config.payload)
         self._actions: list[LearnerAction] = []
         self._now_ns = 0
         self.state = LEARNER.initial
-        self.book = LearnerBook.empty(pieces)
-        self.anchors: list[Version | None] = [None] * pieces
-        self.unsettled: dict[int, _Unsettled] = {}
-        self._arrived: dict[int, UpdateArrived] = {}
+        sizes_bytes = layout.payload_sizes(config.payload)
+        self.book = LearnerBook.empty(len(sizes_bytes))
+        self.pieces = [HeldPiece(size, book) for size, book in zip(sizes_bytes, self.book.pieces, strict=True)]
         self._fates: list[Fate] = []
-        self._newest: list[UpdateReady | None] = [None] * pieces
-        self._last_named = [0] * pieces
-        self._last_merged = [0] * pieces
-        self._passed = [0] * pieces
         self._seq = 0
         self._in_place = in_place
         self._alone = Alone(config, wait_ns=syncer_wait_ns, progress_steps=progress_steps)
@@ -212,15 +182,24 @@ class Learner:
 
     def past(self) -> Past:
         """What a new agent of this life must know (R28); the rest `AgentRestarted` tells it."""
-        held = {piece: anchor for piece, anchor in enumerate(self.anchors) if anchor is not None}
-        held |= {piece: update.version for piece, update in self._arrived.items()}
+        held = tuple((piece, own.held) for piece, own in enumerate(self.pieces) if own.held is not None)
         staged = self.staged()
         free = tuple(place for place in range(self._config.places) if place not in staged)
-        return Past(self._generation, tuple(sorted(held.items())), free)
+        return Past(self._generation, held, free)
 
     def staged(self) -> list[int]:
         """Places that hold updates which are not taken yet."""
-        return [update.place for update in self._arrived.values()]
+        return [own.arrived.place for own in self.pieces if own.arrived is not None]
+
+    @property
+    def anchors(self) -> list[Version | None]:
+        """Of every piece."""
+        return [own.anchor for own in self.pieces]
+
+    @property
+    def _unsettled(self) -> list[Unsettled]:
+        """In the order of their capture."""
+        return sorted((own.unsettled for own in self.pieces if own.unsettled is not None), key=lambda u: u.seq)
 
     @property
     def _own_steps(self) -> int:
@@ -263,9 +242,7 @@ class Learner:
         self._forecast.hear_slot(slot, interval_ns, self._heard_at_ns, self._step_ns.get(), self.book.steps)
 
     def _on_update_ready(self, message: UpdateReady) -> None:
-        newest = self._newest[message.piece]
-        if newest is None or (message.version, message.slot) > (newest.version, newest.slot):
-            self._newest[message.piece] = message
+        self.pieces[message.piece].hear(message)
 
     def _on_stream_lost(self, event: StreamLost) -> None:
         self._alone.lost(self._now_ns)
@@ -273,7 +250,7 @@ class Learner:
     def _on_upload_done(self, event: UploadDone) -> None:
         if event.moved_bytes:
             self._rate.add(event.moved_bytes / max(event.duration_ns, 1) * 1e9)
-        unsettled = self.unsettled.get(event.piece)
+        unsettled = self.pieces[event.piece].unsettled
         if unsettled is not None and unsettled.seq == event.seq:
             unsettled.uploaded = unsettled.uploaded or event.whole
 
@@ -288,30 +265,24 @@ class Learner:
 
     def _apply_fate(self, message: Fate) -> None:
         """missed: the work is local again; refused: theta goes back to the anchor (R7)."""
-        unsettled = self.unsettled.get(message.piece)
+        own = self.pieces[message.piece]
+        unsettled = own.unsettled
         if unsettled is None or unsettled.seq != message.seq:
             return
-        del self.unsettled[message.piece]
+        own.not_merged(message.slot)
         self._idle_since = self._forecast.closed
-        self._last_named[message.piece] = 0
-        self._passed[message.piece] = max(self._passed[message.piece], message.slot)
-        book = self.book.pieces[message.piece]
         if message.fate == "missed":
-            book.missed()
+            own.book.missed()
             if not unsettled.probe:
                 self._forecast.too_late(message.late, self._step_ns.get())
-        elif book.refused():
+        elif own.book.refused():
             self._actions.append(Revert(message.piece))
 
     def _on_update_arrived(self, event: UpdateArrived) -> None:
         """Only the newest staged update of a piece is kept."""
-        older = self._arrived.get(event.piece)
-        if older is not None and older.version >= event.version:
-            self._actions.append(Free(event.place))
-            return
-        if older is not None:
-            self._actions.append(Free(older.place))
-        self._arrived[event.piece] = event
+        place = self.pieces[event.piece].arrive(event)
+        if place is not None:
+            self._actions.append(Free(place))
 
     def _on_finishing(self, message: Finishing) -> None:
         self._finish_slot = message.slot
@@ -381,7 +352,7 @@ class Learner:
     def _tell_again(self) -> None:
         """To a new agent: what the old one may not have told. Counters are today's: older ones would run backwards."""
         counters = self.book.counters()
-        for unsettled in sorted(self.unsettled.values(), key=lambda u: u.seq):
+        for unsettled in self._unsettled:
             self._actions.append(Tell(replace(unsettled.announce, counters=counters)))
         if self.state != "joining":
             self._report()
@@ -392,71 +363,57 @@ class Learner:
 
     def _take_arrived(self) -> None:
         """Take every staged update that may be taken now; drop those that are not newer."""
-        for piece in list(self._arrived):
-            if not self._held_back(piece):
-                self._take(self._arrived.pop(piece))
+        for piece, own in enumerate(self.pieces):
+            if own.arrived is not None and not self._held_back(own):
+                update, own.arrived = own.arrived, None
+                self._take(piece, own, update)
 
-    def _held_back(self, piece: int) -> bool:
+    def _held_back(self, own: HeldPiece) -> bool:
         """Lock modes take an update exactly `overlap` steps after their capture."""
-        unsettled = self.unsettled.get(piece)
+        unsettled = own.unsettled
         if not self._config.locked or unsettled is None or self.state != "training":
             return False
         return self.book.steps < unsettled.captured_step + self._config.overlap
 
-    def _take(self, update: UpdateArrived) -> None:
-        piece = update.piece
+    def _take(self, piece: int, own: HeldPiece, update: UpdateArrived) -> None:
         if update.slot > self._forecast.closed:
             self._heard_at_ns = self._now_ns
             self._hear_slot(update.slot, self._forecast.interval_ns)
-        anchor = self.anchors[piece]
-        if anchor is not None and update.version <= anchor:
+        if not own.is_newer(update):
             self._actions.append(Free(update.place))
             return
-        if anchor is None or self.state == "joining":
+        if own.anchor is None or self.state == "joining":
             self._actions.append(Take(piece, update.version, update.place, "adopt", False))
-            self.anchors[piece] = update.version
+            own.anchor = update.version
             return
-        unsettled = self.unsettled.get(piece)
-        contains = (
-            unsettled is not None
-            and update.merged.generation == self._generation
-            and update.merged.seq >= unsettled.seq
-        )
-        overwrite = self._config.take == "overwrite"
-        self.book.pieces[piece].take(contains_in_flight=contains, overwrite=overwrite)
+        contains = own.contains_unsettled(update, self._generation)
+        own.book.take(contains_in_flight=contains, overwrite=self._config.take == "overwrite")
         self._actions.append(Take(piece, update.version, update.place, self._config.take, contains))
-        self.anchors[piece] = update.version
-        self._passed[piece] = max(self._passed[piece], update.slot)
+        own.took(update, contains=contains)
         if contains:
-            del self.unsettled[piece]
             self._idle_since = self._forecast.closed
-            self._last_merged[piece] = update.slot
             self._forecast.merged()
-        elif unsettled is not None and update.slot >= unsettled.slot:
-            unsettled.passed = True
 
     # ------------------------------------------------------------ capture (R4)
 
     def _capture(self, piece: int, slot: int, *, probe: bool = False, final: bool = False) -> None:
-        anchor = self.anchors[piece]
-        assert anchor is not None
-        assert piece not in self.unsettled
+        own = self.pieces[piece]
+        assert own.anchor is not None
         self._seq += 1
-        c_steps, c_tokens = self.book.pieces[piece].capture()
+        c_steps, c_tokens = own.book.capture()
         announce = Announce(
             self._seq,
             piece,
             slot,
-            anchor,
+            own.anchor,
             self.book.steps,
             c_steps,
             c_tokens,
             self.book.counters(),
-            self._sizes_bytes[piece],
+            own.size_bytes,
             final,
         )
-        self.unsettled[piece] = _Unsettled(announce, probe)
-        self._last_named[piece] = slot
+        own.captured(announce, probe=probe)
         self._actions.append(Capture(announce))
 
     def _capture_ahead(self) -> None:
@@ -472,30 +429,13 @@ class Learner:
             step_ns=self._step_ns.get(),
             own_steps=self.book.steps,
             joined_at=self._joined_at,
-            probe=not self.unsettled and self._forecast.closed >= self._idle_since + self._config.fragments,
+            probe=not self._unsettled and self._forecast.closed >= self._idle_since + self._config.fragments,
         )
-        return CapturePlanner(self._config, horizon, [self._view(p) for p in range(len(self.anchors))])
-
-    def _view(self, piece: int) -> PieceView:
-        anchor, newest = self.anchors[piece], self._newest[piece]
-        assert anchor is not None
-        heard_n = newest.version.n if newest is not None else anchor.n
-        return PieceView(
-            self._sizes_bytes[piece],
-            piece not in self.unsettled,
-            self.book.pieces[piece].local_steps > 0,
-            anchor.n,
-            max(heard_n, anchor.n),
-            newest.slot if newest is not None else 0,
-            self._last_named[piece],
-            self._last_merged[piece],
-            self._passed[piece],
-        )
+        return CapturePlanner(self._config, horizon, [own.view() for own in self.pieces])
 
     def _backlog_bytes(self) -> list[int]:
         """What the uplink has yet to carry, in order. The first counts whole: less was worse (docs/LOG.md)."""
-        waiting = sorted((u.seq, piece) for piece, u in self.unsettled.items() if not u.uploaded)
-        return [self._sizes_bytes[piece] for _, piece in waiting]
+        return [self.pieces[u.announce.piece].size_bytes for u in self._unsettled if not u.uploaded]
 
     def _capture_locked(self) -> None:
         """Every s steps the piece of the first slot that has not closed and is not named yet.
@@ -504,12 +444,13 @@ class Learner:
         """
         if self.book.steps - self._last_capture_step < self._config.slot_steps:
             return
-        named = {u.slot for u in self.unsettled.values()}
+        named = {u.slot for u in self._unsettled}
         closed = self._forecast.closed
         slot = next(s for s in range(closed + 1, closed + len(named) + 2) if s not in named)
         piece = self._config.piece_of(slot)
         last = self._config.slots if self._finish_slot is None else self._finish_slot
-        if slot > last or piece in self.unsettled or not self.book.pieces[piece].local_steps:
+        own = self.pieces[piece]
+        if slot > last or own.unsettled is not None or not own.book.local_steps:
             return
         self._last_capture_step = self.book.steps
         self._capture(piece, slot)
@@ -519,7 +460,7 @@ class Learner:
         if not self._config.locked or not self._alone.connected:
             return False
         overlap = self._config.overlap
-        return any(not u.passed and self.book.steps >= u.captured_step + overlap for u in self.unsettled.values())
+        return any(not u.passed and self.book.steps >= u.captured_step + overlap for u in self._unsettled)
 
     # ------------------------------------------------------------ waits (R9, R22)
 
@@ -542,9 +483,7 @@ class Learner:
         if self._finish_slot is None:
             return False
         overlap = self._config.overlap
-        return not self._config.locked or all(
-            self.book.steps >= u.captured_step + overlap for u in self.unsettled.values()
-        )
+        return not self._config.locked or all(self.book.steps >= u.captured_step + overlap for u in self._unsettled)
 
     def _enter_finish(self) -> None:
         self.state = LEARNER.move(self.state, "last slot closed")
@@ -574,7 +513,7 @@ class Learner:
 
     def _final_captures(self, versions: tuple[Version, ...]) -> None:
         """All updates are taken and everything is settled: each piece with work left goes once (R22)."""
-        if not self._reached(versions) or self.unsettled:
+        if not self._reached(versions) or self._unsettled:
             return
         assert self._finish_slot is not None
         first = self._finish_slot + 1

@@ -86,7 +86,7 @@ class Transfers:
         if learner is None or not learner.alive or not agent.alive or agent.asleep:
             return
         on_its_way = sum(isinstance(event, ev.UpdateArrived) for event in learner.queued)
-        held = len(learner.core._arrived) + on_its_way + len(agent.core._places)
+        held = len(learner.core.staged()) + on_its_way + len(agent.core._places)
         held += agent.core._download is not None
         assert held == self._world.config.places, f"{agent.name} knows of {held} places of {self._world.config.places}"
 

@@ -64,7 +64,7 @@ class Waits:
     def passed(self, learner: SimLearner) -> None:
         """R9: in decoupled an update is taken at the first boundary after it arrived."""
         if not self._world.config.locked and learner.alive:
-            assert not learner.core._arrived, f"{learner.life} holds updates back: {list(learner.core._arrived)}"
+            assert not learner.core.staged(), f"{learner.life} holds updates back: {learner.core.staged()}"
 
     def waits(self, learner: SimLearner, cause: str) -> None:
         """R9: a training thread waits in four places."""
