@@ -2,66 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.relay import Relay
+
 ROOT = Path(__file__).parent.parent.parent
-
-
-class Proxy:
-    """A TCP relay in front of a port of this machine; `cut` closes all connections and refuses new ones."""
-
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self._open = True
-        self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port = self._server.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._server.accept()
-            except OSError:
-                return
-            if not self._open:
-                client.close()
-                continue
-            upstream = socket.create_connection(("127.0.0.1", self._target))
-            self._pairs.append((client, upstream))
-            for source, target in ((client, upstream), (upstream, client)):
-                threading.Thread(target=self._pump, args=(source, target), daemon=True).start()
-
-    def _pump(self, source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                target.sendall(data)
-        for end in (source, target):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def cut(self) -> None:
-        self._open = False
-        for pair in self._pairs:
-            for end in pair:
-                with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
-
-    def restore(self) -> None:
-        self._open = True
-
-    def close(self) -> None:
-        self._server.close()
 
 
 def wait_for(found: Callable[[], object], what: str, deadline_s: float = 120.0) -> None:
@@ -84,7 +37,7 @@ def free_port() -> int:
 def run_with_cut(directory: Path, *, steps: int, cut_s: float) -> dict[str, object]:
     """Two learners, one behind the proxy whose connections are cut for `cut_s`; the run's summary."""
     run, bulk_port, port = directory / "run", free_port(), free_port()
-    proxy = Proxy(bulk_port)
+    proxy = Relay(bulk_port)
     atoll = [sys.executable, "-m", "atoll"]
     syncer = [*atoll, "syncer", "--run", str(run), "--listen", f"127.0.0.1:{port}", "--bulk-port", str(bulk_port)]
     syncer += ["--steps", str(steps), "--min-ready", "2", "--keep-contributions", "--quiet", "--fragments", "8"]

@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 import atoll
-from atoll.errors import ConfigError, RunError
+from atoll.errors import ConfigError, JoinError, RunError
+from atoll.train import learner as learner_module
+from tests.relay import Relay
 from tests.runtime.conftest import Start
 
 SETTINGS = {"steps": 10_000, "interval": 4, "fragments": 2, "heartbeat_interval_ns": 100_000_000}
@@ -126,3 +128,13 @@ def test_defaults_of_the_script__for_new_tensors_are_not_ours(
         torch.set_default_dtype(torch.float32)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert {p.device.type for p in model.parameters()} == {"cpu"}
+
+
+def test_one_port_forwarded__join_names_the_other_soon(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind `ssh -L` or `docker -p`: the control port answers, at the bulk port nobody does."""
+    monkeypatch.setattr(learner_module, "BULK_PATIENCE_S", 0.5)
+    port = start("syncer", settings=SETTINGS).expect("listening")["port"]
+    through = Relay(port, "127.0.0.2")
+    with pytest.raises(JoinError, match=r"its bulk service at 127\.0\.0\.2:\d+ does not .*give bulk_address"):
+        atoll.join(*small_model(), address=f"127.0.0.2:{through.port}", name="a", timeout_s=60.0)
+    through.close()
