@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
 from atoll.errors import RunError
-from atoll.store.files import END_WAIT_S, PASSING, RETRY_S
+from atoll.store.files import END_WAIT_S, RETRY_S, Patience
 
 T = TypeVar("T")
 
 
 async def write_at_last(what: str, work: Callable[[], Awaitable[T]], run_dir: Path, show: Callable[[str], None]) -> T:
     """`work`, again and again while the disk is full, for END_WAIT_S. RunError at last."""
-    deadline, told = time.monotonic() + END_WAIT_S, False
+    patience = Patience(lambda error: show(f"{_failed(what, error)}; waiting up to {END_WAIT_S:.0f} s for room"))
     while True:
         try:
             return await work()
         except OSError as error:
-            why = error.strerror or str(error)
-            if error.errno not in PASSING or time.monotonic() > deadline:
+            if not patience.again(error):
                 rescue = f"`atoll pull {run_dir} --to DIR` makes a model of what is there"
-                raise RunError(f"{what} cannot be written ({why}); {rescue}") from error
-            if not told:
-                show(f"{what} cannot be written ({why}); waiting up to {END_WAIT_S:.0f} s for room")
-            told = True
+                raise RunError(f"{_failed(what, error)}; {rescue}") from error
         await asyncio.sleep(RETRY_S)
+
+
+def _failed(what: str, error: OSError) -> str:
+    return f"{what} cannot be written ({error.strerror or error})"

@@ -29,6 +29,7 @@ from atoll.runtime.bulk import BulkService, Incoming
 from atoll.runtime.control import ControlService, Stream
 from atoll.runtime.descriptors import Reserve, raise_limit, reason_of
 from atoll.runtime.ending import write_at_last
+from atoll.runtime.journal import Journal
 from atoll.runtime.lobby import Lobby, Opened
 from atoll.runtime.observers import Observers
 from atoll.runtime.options import Listening, SyncerOptions
@@ -36,7 +37,6 @@ from atoll.runtime.scheduling import yield_to_training
 from atoll.runtime.strangers import Strangers
 from atoll.runtime.workshop import Checked, Published, Workshop
 from atoll.store.rundir import gone_text, is_gone
-from atoll.store.tape import Tape
 from atoll.streams import Asked, Told, ending_signals
 from atoll.wire import channel as wire_channel
 
@@ -47,7 +47,6 @@ DEFAULT_OVERSLEPT_NS = 1_250_000_000
 """Until the settings are known."""
 SEED_RETRY_S = 2.0
 GOODBYE_S = 3.0
-BACKLOG_MAX = 1_000_000
 INTERRUPTED = 130
 
 __all__ = ["Listening", "SyncerOptions", "serve"]
@@ -77,10 +76,9 @@ class SyncerServer:
         self._busy = False
         self._awake_ns = time.monotonic_ns()
         self._overslept_ns = DEFAULT_OVERSLEPT_NS
-        self._unsynced = False
         self._told = Told()
+        self._journal = Journal(self._show, self._on_record)
         self._troubles: set[str] = set()
-        self._backlog: deque[Record] = deque()
         self._lined_slots: set[int] = set()
         self._committed: dict[int, Published] = {}
         self._seeder: Life | None = None
@@ -143,7 +141,7 @@ class SyncerServer:
         self._control.bulk_port = self._observers.bulk_port = bulk_port
         rundir, self._epoch = self._lobby.open_directory()
         self._inode, self._gone = rundir.path.stat().st_ino, False
-        self._tape = Tape(rundir.tape)
+        self._journal.open(rundir.tape)
         try:
             await control.start()
             await bulk.start()
@@ -160,10 +158,7 @@ class SyncerServer:
             await self._observers.last_fetches(self._show)
             await asyncio.gather(*(server.stop(GOODBYE_S) for server in (control, bulk)))
             self._worker.shutdown()
-            try:
-                self._tape.close()
-            except OSError as error:
-                self._show(f"the tape cannot be synced: {reason_of(error)}")
+            self._journal.close()
             self._reserve.close()
 
     def _bind(
@@ -242,7 +237,7 @@ class SyncerServer:
 
     async def _flush(self) -> None:
         try:
-            await self._loop.run_in_executor(self._worker, self._tape.flush)
+            await self._loop.run_in_executor(self._worker, self._journal.flush)
         except OSError as error:
             self._trouble("the tape cannot be written", error)
         else:
@@ -273,11 +268,10 @@ class SyncerServer:
 
     def _perform(self, actions: list[events.SyncerAction]) -> None:
         for action in actions:
-            if self._unsynced and not isinstance(action, events.Write):
-                self._sync()
+            if not isinstance(action, events.Write):
+                self._journal.sync()
             self._performers[type(action)](action)
-        if self._unsynced:
-            self._sync()
+        self._journal.sync()
 
     def _set_timer(self, action: events.SetTimer) -> None:
         if self._timer is not None:
@@ -288,32 +282,13 @@ class SyncerServer:
     # ------------------------------------------------------------ tape and people
 
     def _write(self, record: Record, *, sync: bool = False) -> None:
-        """Append a line. With a full disk it is kept in memory, in order, until the disk takes it."""
-        self._backlog.append(record)
-        if len(self._backlog) > BACKLOG_MAX:
-            raise RunError(f"{BACKLOG_MAX} tape lines could not be written; make room on the disk")
-        try:
-            self._write_backlog()
-        except OSError as error:
-            if len(self._backlog) == 1:
-                self._show(f"the tape cannot be written: {reason_of(error)}; learners train on")
-        self._unsynced |= sync
+        self._journal.write(record, sync=sync)
         if isinstance(record, LifeEndLine):
             self._bulk.forget(Life(record.name, record.generation))
+
+    def _on_record(self, record: Record) -> None:
         if self._options.on_record is not None:
             self._told(self._options.on_record, record)
-
-    def _write_backlog(self) -> None:
-        while self._backlog:
-            self._tape.append(self._backlog[0])
-            self._backlog.popleft()
-
-    def _sync(self) -> None:
-        self._unsynced = False
-        try:
-            self._tape.flush()
-        except OSError as error:
-            self._show(f"the tape cannot be synced: {reason_of(error)}")
 
     def _notice(self, text: str) -> None:
         self._show(text)
@@ -495,11 +470,8 @@ class SyncerServer:
         """The slot's line, synced, and then the commit file, synced (R11)."""
         try:
             if action.slot not in self._lined_slots:
-                self._write_backlog()
-                self._tape.append(action.record)
+                self._journal.write_now(action.record)
                 self._lined_slots.add(action.slot)
-                if self._options.on_record is not None:
-                    self._told(self._options.on_record, action.record)
         except OSError as error:
             reason = reason_of(error)
             self._loop.call_soon(lambda: self.dispatch(events.CommitFailed(action.slot, reason)))
@@ -509,7 +481,7 @@ class SyncerServer:
     def _try_commit(self, action: events.Commit) -> Published | OSError:
         try:
             with self._reserve.lent():
-                return self._workshop.commit(action, self._tape)
+                return self._workshop.commit(action, self._journal.tape)
         except OSError as error:
             return error
 
@@ -532,7 +504,7 @@ class SyncerServer:
         self._finish(0)
 
     async def _write_last_lines(self) -> None:
-        self._write_backlog()
+        self._journal.write_kept()
 
     async def _export(self) -> str | None:
         return await self._loop.run_in_executor(self._worker, self._workshop.export)

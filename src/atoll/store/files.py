@@ -25,19 +25,34 @@ ASIDE_AGE_S = 600.0
 NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
+class Patience:
+    """Whether a write that failed is worth another try: while the disk is full, for so long. `tell` hears the first."""
+
+    def __init__(self, tell: Callable[[OSError], object], *, wait_s: float = END_WAIT_S) -> None:
+        self._tell = tell
+        self._deadline_s = time.monotonic() + wait_s
+        self._told = False
+
+    def again(self, error: OSError) -> bool:
+        """After RETRY_S."""
+        if error.errno not in PASSING or time.monotonic() >= self._deadline_s:
+            return False
+        if not self._told:
+            self._told = True
+            self._tell(error)
+        return True
+
+
 def insist(work: Callable[[], object], tell: Callable[[OSError], object], *, wait_s: float = END_WAIT_S) -> None:
-    """Do `work` again and again while the disk is full, for so long; `tell` at the first failure. OSError at last."""
-    deadline, told = time.monotonic() + wait_s, False
+    """Do `work` until it is done, as long as `Patience` has it. OSError at last."""
+    patience = Patience(tell, wait_s=wait_s)
     while True:
         try:
             work()
             return
         except OSError as error:
-            if error.errno not in PASSING or time.monotonic() >= deadline:
+            if not patience.again(error):
                 raise
-            if not told:
-                tell(error)
-            told = True
         time.sleep(RETRY_S)
 
 
