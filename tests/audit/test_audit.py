@@ -14,6 +14,10 @@ from typing import Any
 
 import pytest
 
+from atoll.sim.draw import draw
+from atoll.sim.search import watched
+from tests.watch.worlds import tape_of, write_tape
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -205,6 +209,57 @@ def test_it_fails_on_a_step_log_that_says_otherwise(copy: Path) -> None:
     rows[4]["tokens"] += 1
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert audit(copy) is not None
+
+
+def said(directory: Path) -> str:
+    """The last words of an audit that finds all equal."""
+    done = subprocess.run([sys.executable, "tools/audit.py", str(directory)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_without_step_logs_it_says_what_it_cannot_check(copy: Path) -> None:
+    assert "audit: all equal: " in said(copy)
+    gone = sorted((copy / "steps").glob("l1-*.jsonl"))
+    for path in gone:
+        path.unlink()
+    some = said(copy)
+    assert "audit: equal as far as it was logged: " in some
+    assert f"taken as reported: steps, tokens and losses of {', '.join(path.stem for path in gone)};" in some
+    shutil.rmtree(copy / "steps")
+    assert "l1-" in said(copy)
+    assert "l2-" in said(copy)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        ("reportline", "steps"),
+        ("reportline", "clock"),
+        ("reportline", "tokens"),
+        ("lifeendline", "tokens"),
+        ("closedline", "ready"),
+        ("slotline", "theta_hash"),
+        ("publishedline", "slot"),
+    ],
+)
+def test_without_step_logs_it_checks_the_rest(copy: Path, kind: str, field: str) -> None:
+    shutil.rmtree(copy / "steps")
+    assert audit(copy) is None
+    far = "f" * 32 if field == "theta_hash" else None
+    edit_tape(copy, kind, lambda line: line.update({field: far or line[field] + 10**6}))
+    assert audit(copy) is not None
+
+
+def test_it_counts_every_clock_again__worlds_in_which_anything_goes_wrong(tmp_path: Path) -> None:
+    """Seed 45, 115 and 142: the syncer stands still while a life is granted that is no member yet."""
+    audited = 0
+    for seed in (*range(12), 45, 115, 142):
+        outcome, world = watched(draw(seed))
+        assert world is not None, outcome
+        made = AUDIT.Run(write_tape(tmp_path / str(seed), tape_of(world)))
+        audited += AUDIT.check_pace(made)
+    assert audited > 100
 
 
 def test_a_torn_last_line_is_none(copy: Path) -> None:

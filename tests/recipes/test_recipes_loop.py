@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 
 import pytest
@@ -27,8 +26,6 @@ class WoodenLearner:
         self.limit, self.generation, self.start = limit, generation, start
         self.calls: list[tuple[int, float]] = []
         self.rates: list[float] = []
-        self.lines: list[int] = []
-        self.log = None
 
     def join(self, model, optimizer, *, name, **options):
         self.model, self.optimizer, self.name, self.options = model, optimizer, name, options
@@ -41,8 +38,6 @@ class WoodenLearner:
     def step(self, *, tokens, loss):
         self.calls.append((tokens, loss))
         self.rates.append(self.optimizer.param_groups[0]["lr"])
-        if self.log:
-            self.lines.append(len(self.log.read_text().splitlines()))
         return len(self.calls) < self.limit
 
     def close(self, reason):
@@ -61,11 +56,11 @@ def config(tmp_path, monkeypatch):
     torch.set_num_threads(before)
 
 
-def test_train__steps_until_told_to_stop_and_learns(config):
+def test_train__steps_until_told_to_stop_and_learns(config, tmp_path):
     learner = WoodenLearner(limit=60)
     result = train(config(lr=0.02), join=learner.join, address="here")
     assert (result.steps, result.tokens) == (60, 60 * 48)
-    assert learner.options == {"address": "here"}
+    assert learner.options == {"address": "here", "steps_dir": tmp_path / "steps"}
     assert {tokens for tokens, _ in learner.calls} == {48}
     losses = [loss for _, loss in learner.calls]
     assert losses[0] == pytest.approx(math.log(256), abs=0.3)
@@ -86,19 +81,6 @@ def test_train__one_that_comes_back_warms_up_again(config):
     plain = [0.01 * rate_factor(0.5 + i / 20, warmup=0.05) for i in range(10)]
     factors = [rate / base for rate, base in zip(learner.rates, plain, strict=True)]
     assert factors == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1, 1])
-
-
-def test_train__each_step_is_on_the_log_before_it_is_reported(config, tmp_path):
-    learner = WoodenLearner(limit=5, generation=3)
-    learner.log = tmp_path / "steps" / "l0-3.jsonl"
-    train(config(), join=learner.join)
-    assert learner.lines == [1, 2, 3, 4, 5]
-    rows = [json.loads(line) for line in learner.log.read_text().splitlines()]
-    assert [list(row) for row in rows] == [["step", "tokens", "loss", "t_ns"]] * 5
-    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
-    assert [(row["tokens"], row["loss"]) for row in rows] == learner.calls
-    times = [row["t_ns"] for row in rows]
-    assert times == sorted(times)
 
 
 def test_train__same_seed_same_run_and_a_new_life_reads_elsewhere(config):

@@ -9,9 +9,9 @@ import os
 
 import pytest
 
-from atoll.errors import RunError
+from atoll.errors import ConfigError, RunError
 from atoll.store import steps
-from atoll.store.steps import StepLog, StepReader
+from atoll.store.steps import LifeLogs, StepLog, StepReader, check_folder
 
 
 class Disk:
@@ -87,8 +87,62 @@ def test_step_log__a_place_that_can_never_be_is_refused_in_one_line(tmp_path):
         StepLog(tmp_path / "file" / "a-1.jsonl")
 
 
-def test_step_log__a_second_writer_goes_on_after_the_first(tmp_path):
-    for step in (1, 2):
-        with StepLog(tmp_path / "a-1.jsonl") as log:
+def test_step_log__one_of_another_run_is_kept_aside_and_it_is_said(tmp_path, caplog):
+    path = tmp_path / "a-1.jsonl"
+    for step in (1, 2, 3):
+        with StepLog(path) as log:
             log.write(step, 10, 0.5)
-    assert numbers(tmp_path / "a-1.jsonl") == [1, 2]
+    kept = [numbers(tmp_path / name) for name in ("a-1.jsonl.1", "a-1.jsonl.2", "a-1.jsonl")]
+    assert kept == [[1], [2], [3]]
+    assert [r.getMessage() for r in caplog.records] == [
+        f"step log {path} is there already, of another run; it is kept as a-1.jsonl.{n}" for n in (1, 2)
+    ]
+
+
+def test_life_logs__each_life_has_its_own_and_begins_with_step_1(tmp_path):
+    logs = LifeLogs(tmp_path, "a")
+    for generation, count in ((1, 3), (7, 2)):
+        logs.begin(generation)
+        for _ in range(count):
+            logs.write(4, None)
+    logs.close()
+    logs.close()
+    logs.write(4, 0.5)
+    assert numbers(tmp_path / "a-1.jsonl") == [1, 2, 3]
+    assert numbers(tmp_path / "a-7.jsonl") == [1, 2]
+
+
+def test_life_logs__a_folder_that_goes_away_ends_no_training(tmp_path, caplog):
+    folder = tmp_path / "steps"
+    logs = LifeLogs(folder, "a")
+    logs.begin(1)
+    logs.write(4, 0.5)
+    (folder / "a-1.jsonl").unlink()
+    folder.rmdir()
+    folder.touch()
+    logs.begin(2)
+    logs.write(4, 0.5)
+    logs.close()
+    assert "a-2.jsonl cannot be written" in caplog.text
+    with pytest.raises(RunError, match="cannot be written"):
+        LifeLogs(folder, "a").begin(1)
+
+
+def test_life_logs__without_a_folder_nothing_is_written_and_no_loss_is_read():
+    logs, loss = LifeLogs(None, "a"), object()
+    logs.begin(1)
+    logs.write(4, 0.5)
+    assert logs.read(loss) is loss
+    logs.close()
+
+
+def test_folder__is_made_or_refused_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert check_folder(None) is None
+    assert check_folder("run/steps") == tmp_path / "run" / "steps"
+    (tmp_path / "file").touch()
+    bad_ones = ((5, "must be a path"), (tmp_path / "file", "cannot hold step logs"), ("file/x", "Not a directory"))
+    for bad, why in bad_ones:
+        with pytest.raises(ConfigError, match=why) as caught:
+            check_folder(bad)
+        assert "\n" not in str(caught.value)

@@ -30,7 +30,6 @@ from atoll.recipes.muon import (
     make_muon,
 )
 from atoll.recipes.schedule import rate_factor, rewarm_factor
-from atoll.store.steps import StepLog, step_log_path
 from atoll.train.learner import interrupted_by
 
 
@@ -195,10 +194,11 @@ def train(
     check_corpus(corpus, learners=config.learners, length=preset.length)
     model = build_model(config.model, config.seed).to(config.device)
     optimizer = optimizer_of(config, model)
-    learner = (join or atoll.join)(model, optimizer, name=config.name, **options)
+    steps_dir = config.run_dir / "steps"
+    learner = (join or atoll.join)(model, optimizer, name=config.name, steps_dir=steps_dir, **options)
     rate = RateSchedule(peak=preset.lr, config=config, joined_at=learner.progress)
     tokens, steps, loss = preset.batch * preset.length, 0, math.nan
-    with leaving(learner), step_log(config, learner.generation) as log:
+    with leaving(learner):
         for inputs, targets in own_batches(corpus, config, learner.generation):
             started = time.perf_counter()
             set_rate(optimizer, rate(learner.progress, steps))
@@ -206,18 +206,12 @@ def train(
             who = f"learner {config.name!r} at step {steps}"
             loss = train_step(model, optimizer, inputs, targets, clip=config.clip, who=who)
             time.sleep((config.slow - 1) * (time.perf_counter() - started))
-            log.write(steps, tokens, loss)
             going_on = learner.step(tokens=tokens, loss=loss)  # publishes, applies what arrived; never waits
             if report is not None:
                 report(learner.progress, steps, loss)
             if not going_on:
                 break
     return TrainResult(steps=steps, tokens=steps * tokens, loss=loss, model=model)
-
-
-def step_log(config: TrainConfig, generation: int) -> StepLog:
-    """<run_dir>/steps/<name>-<generation>.jsonl."""
-    return StepLog(step_log_path(config.run_dir / "steps", config.name, generation))
 
 
 @contextmanager

@@ -28,13 +28,13 @@ from atoll.recipes.loop import (
     optimizer_of,
     own_batches,
     set_rate,
-    step_log,
     train_step,
 )
 from atoll.recipes.model import build_model
 from atoll.recipes.schedule import rate_factor
 from atoll.store.files import END_WAIT_S, insist
 from atoll.store.model import export_model, load_pieces
+from atoll.store.steps import StepLog, step_log_path
 from atoll.tensors.flat import gather, scatter_
 from atoll.tensors.names import parameters_by_name, specs_of
 
@@ -119,7 +119,8 @@ def train_parallel(
         scatter_(parameters_by_name(model), layout.pieces[0], load_pieces(init, layout)[0])
     optimizer = optimizer_of(config, model)
     tokens, step, loss = preset.batch * preset.length, 0, math.nan
-    with process_group(rendezvous, config.learner_index, config.learners), step_log(config, 1) as log:
+    path = step_log_path(config.run_dir / "steps", config.name, 1)
+    with process_group(rendezvous, config.learner_index, config.learners), StepLog(path) as log:
         mean = MeanGradient(model, stopping)
         for inputs, targets in own_batches(corpus, config, 1):
             started = time.perf_counter()

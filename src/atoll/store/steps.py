@@ -8,6 +8,7 @@ are lost and counted.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -15,11 +16,11 @@ import time
 from collections import deque
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
-from atoll.errors import RunError
+from atoll.errors import ConfigError, RunError
 from atoll.store.files import PASSING, write_all
 
 ROWS_MAX = 200_000
@@ -50,7 +51,8 @@ def step_log_path(folder: Path, name: str, generation: int) -> Path:
 class StepLog:
     """The writer of one log: a line at a time, what an audit recounts without trusting us.
 
-    RunError where the file cannot be made at all; after that nothing is raised, whatever the disk says.
+    A file of this name is of an earlier run: it is kept, as `<path>.1` and so on. RunError where the file cannot be
+    made at all; after that nothing is raised, whatever the disk says.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,9 +80,9 @@ class StepLog:
             self.lost += 1
         self._write_waiting()
 
-    def close(self) -> None:
-        """Write what waits, for a while; harmless when closed."""
-        deadline = time.monotonic() + CLOSE_WAIT_S
+    def close(self, *, wait_s: float | None = None) -> None:
+        """Write what waits, for `wait_s` (CLOSE_WAIT_S); harmless when closed."""
+        deadline = time.monotonic() + (CLOSE_WAIT_S if wait_s is None else wait_s)
         while not self._write_waiting() and time.monotonic() < deadline:
             time.sleep(0.1)
         self.lost += len(self._waiting)
@@ -101,8 +103,13 @@ class StepLog:
 
     def _open(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._stop_bytes = os.lseek(self._fd, 0, os.SEEK_END)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            self._fd = os.open(self._path, flags, 0o644)
+        except FileExistsError:
+            kept = _keep_aside(self._path)
+            self._fd = os.open(self._path, flags, 0o644)
+            _logger.warning("step log %s is there already, of another run; it is kept as %s", self._path, kept.name)
 
     def _write_waiting(self) -> bool:
         """Whether all is written. A line is there as a whole or not at all."""
@@ -129,6 +136,72 @@ class StepLog:
                 error.strerror or error,
             )
         self._told = True
+
+
+def _keep_aside(path: Path) -> Path:
+    """Give the file another name; nothing is overwritten."""
+    for number in itertools.count(1):
+        kept = path.with_name(f"{path.name}.{number}")
+        if not kept.exists():
+            os.rename(path, kept)
+            break
+    return kept
+
+
+def check_folder(folder: object) -> Path | None:
+    """Where step logs shall go, made if need be, and absolute; None for none. ConfigError where that cannot be."""
+    if folder is None:
+        return None
+    if not isinstance(folder, str | os.PathLike):
+        raise ConfigError(f"steps_dir={str(folder)[:80]!r} must be a path, such as 'runs/first/steps'")
+    path = Path(os.path.abspath(os.fspath(folder)))
+    why = "it is not a folder that this process may write to"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        good = os.access(path, os.W_OK | os.X_OK)
+    except OSError as error:
+        good, why = error.errno in PASSING, error.strerror or str(error)
+    if not good:
+        raise ConfigError(f"steps_dir={str(folder)!r} cannot hold step logs: {why}; choose another")
+    return path
+
+
+class LifeLogs:
+    """The step logs of a learner's lives, one after another, in `folder`; None: nothing is written."""
+
+    def __init__(self, folder: Path | None, name: str) -> None:
+        self._folder, self._name = folder, name
+        self._log: StepLog | None = None
+        self._lives = self._step = 0
+
+    def begin(self, generation: int) -> None:
+        """A life begins, and its log with step 1. RunError where there can be none, but only for the first life."""
+        if self._folder is None:
+            return
+        self.close(wait_s=0.0)
+        self._lives, self._step = self._lives + 1, 0
+        try:
+            self._log = StepLog(step_log_path(self._folder, self._name, generation))
+        except RunError as error:
+            if self._lives == 1:
+                raise
+            _logger.warning("%s; training goes on without", error)
+
+    def read(self, loss: Any) -> Any:
+        """A tensor's value where it will be written down (waits for the accelerator); else as it is."""
+        return loss if self._log is None or loss is None else float(loss)
+
+    def write(self, tokens: int, loss: float | None) -> None:
+        """The next step of this life that counts."""
+        if self._log is not None:
+            self._step += 1
+            self._log.write(self._step, tokens, loss or 0.0)
+
+    def close(self, *, wait_s: float | None = None) -> None:
+        """Write what waits, for a while; harmless when closed."""
+        if self._log is not None:
+            self._log.close(wait_s=wait_s)
+            self._log = None
 
 
 class StepReader:

@@ -45,6 +45,7 @@ from atoll.errors import (
 from atoll.runtime.client import AgentClient
 from atoll.runtime.memory import make_plan
 from atoll.runtime.pipe import AgentCost, Setup
+from atoll.store.steps import LifeLogs, check_folder
 from atoll.tensors.names import specs_of
 from atoll.train.attachment import Attachment
 from atoll.train.checks import (
@@ -103,6 +104,7 @@ def join(
     buffers: str = "average",
     fingerprint_extra: str = "",
     alone: bool = False,
+    steps_dir: str | os.PathLike[str] | None = None,
     on_event: OnEvent | None = None,
 ) -> JoinedLearner:
     """Join the run at `address` (ATOLL_ADDRESS, else 127.0.0.1:7700); returns when the model holds its parameters.
@@ -116,7 +118,8 @@ def join(
     buffers: what becomes of a BatchNorm's statistics and other floating-point buffers (R29): "average", they are part
     of the run's model; "local", they stay with each learner. fingerprint_extra: any text that all learners must agree
     on, for what shapes do not show, such as "relu, dropout 0.1". alone: this process is a learner although
-    torch.distributed has several ranks here; else that is refused.
+    torch.distributed has several ranks here; else that is refused. steps_dir: a folder for this learner's step log,
+    RUN/steps where the run's directory is on this machine: the audit counts from it what was trained.
     """
     check_process(alone=alone)
     check_model(model)
@@ -130,6 +133,7 @@ def join(
     name = name or os.environ.get("ATOLL_NAME") or default_name()
     check_reach(address, bulk_address, timeout_s=timeout_s, name_wait_s=name_wait_s, syncer_wait_s=syncer_wait_s)
     check_name(name)
+    logs = LifeLogs(check_folder(steps_dir), name)
     load_token()
     setup = Setup(
         address=address,
@@ -141,7 +145,7 @@ def join(
         extra=fingerprint_extra,
         name_wait_ns=int(name_wait_s * 1e9),
     )
-    learner = JoinedLearner(model, setup, timeout_s + name_wait_s, on_event, syncer_wait_s)
+    learner = JoinedLearner(model, setup, timeout_s + name_wait_s, on_event, syncer_wait_s, logs)
     _joined.add(learner)
     return learner
 
@@ -170,8 +174,10 @@ class JoinedLearner:
         timeout_s: float,
         on_event: OnEvent | None,
         syncer_wait_s: float = SYNCER_WAIT_S,
+        logs: LifeLogs | None = None,
     ) -> None:
         self._setup = setup
+        self._logs = logs or LifeLogs(None, setup.name)
         self._syncer_wait_ns = int(syncer_wait_s * 1e9)
         self._on_event = on_event
         self._timers = Timers()
@@ -197,6 +203,7 @@ class JoinedLearner:
             self._enter(model, time.monotonic() + timeout_s)
         except BaseException:
             self._client.abandon()
+            self._logs.close(wait_s=0.0)
             raise
         _close_at_exit(self)
 
@@ -254,6 +261,7 @@ class JoinedLearner:
         if self._end is None:
             return True
         self._client.finish()
+        self._logs.close()
         if self._end.kind == "run over":
             _log.warning("%s while this learner was cut off; its last work is not merged", self._end.reason)
         if not self._end.ok:
@@ -273,6 +281,7 @@ class JoinedLearner:
             with contextlib.suppress(RunError):
                 self._handle(events.Interrupted(reason or LEFT))
         self._client.finish()
+        self._logs.close()
 
     def __enter__(self) -> JoinedLearner:
         return self
@@ -328,6 +337,7 @@ class JoinedLearner:
         welcome = heard.message
         assert isinstance(welcome, Welcome)
         self.generation = welcome.generation
+        self._logs.begin(self.generation)
         self.settings = RunConfig.from_dict(dict(welcome.settings))
         layout = make_layout(self._setup.tensors, self.settings.fragments)
         self._client.memory.grow(make_plan(layout.payload_sizes(self.settings.payload), self.settings.places))
@@ -386,9 +396,11 @@ class JoinedLearner:
         if skipped or tokens == 0 or self._end is not None or self._machine.waiting is not None:
             return
         self._attachment.stepped(self._machine.book.steps)
-        counts = self._machine.counts
+        counts, loss = self._machine.counts, self._logs.read(loss)
         if not self._losses.add(tokens if counts else 0, loss):
             self._diverged()
+        if counts:
+            self._logs.write(tokens, loss)  # before it is reported: a crash leaves no reported step without its line
         # The sum is put into messages by `_tell`: the machine need not know it at each step.
         self._client.memory.steps = self._machine.book.steps + int(counts)
         self._handle(events.Stepped(tokens, 0.0))
@@ -454,6 +466,7 @@ class JoinedLearner:
             lost_tokens,
         )
         self.generation = welcome.generation
+        self._logs.begin(self.generation)
         self._steps_before += old.book.steps
         self._losses = LossSum()
         self._timers.restart()
