@@ -297,6 +297,8 @@ def train_loss_and_uptime(run, span_s):
 def merge_uptime(run):
     start = run.kind("startline")[0]["now_ns"]
     marks = [x["now_ns"] for x in run.kind("publishedline") if x["slot"] <= run.last]
+    if not marks:
+        return 0.0
     stop = max(next(x["now_ns"] for x in run.kind("phaseline") if x["phase"] == "draining"), marks[-1])
     limit, points = 10 * (marks[-1] - start) / len(marks), [start, *marks, stop]
     return 1 - sum(b - a for a, b in zip(points, points[1:]) if b - a > limit) / (stop - start)
@@ -322,11 +324,11 @@ def main(directory):
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1])
+        main(*sys.argv[1:2] or [""])
     except Differs as error:
         sys.exit(f"audit: FAILED: {error}")
-    except (IndexError, OSError) as error:
+    except OSError as error:
         print(f"audit: cannot read the run ({error}); use: audit.py RUN_DIR, of a run with kept contributions")
         sys.exit(2)
-    except (KeyError, TypeError, ValueError, StopIteration) as error:
+    except (IndexError, KeyError, TypeError, ValueError, StopIteration) as error:
         sys.exit(f"audit: FAILED: a record is damaged: {type(error).__name__} {error}")

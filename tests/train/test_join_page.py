@@ -76,6 +76,18 @@ def test_schedule__follows_the_run() -> None:
     assert rates == pytest.approx([0.1, 0.05, 0.0])
 
 
+def test_steps_dir__holds_a_line_for_each_step(start: Start, tmp_path: Path, monkeypatch) -> None:  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    served = start("syncer", settings={"steps": 1000, "interval": 4, "fragments": 2})
+    space = names() | {"address": f"127.0.0.1:{served.expect('listening')['port']}", "atoll": atoll}
+    exec(snippet("steps_dir"), space)
+    with space["learner"] as learner:
+        for _ in range(3):
+            learner.step(8, 1.0)
+    (log,) = (tmp_path / "runs/first/steps").iterdir()
+    assert len(log.read_text().splitlines()) == 3
+
+
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
 def test_accumulation__counts_all_its_batches(accumulate: int) -> None:
     told = []

@@ -189,7 +189,9 @@ class LifeLogs:
 
     def read(self, loss: Any) -> Any:
         """A tensor's value where it will be written down (waits for the accelerator); else as it is."""
-        return loss if self._log is None or loss is None else float(loss)
+        if self._log is None or loss is None:
+            return loss
+        return float(loss.detach() if hasattr(loss, "detach") else loss)
 
     def write(self, tokens: int, loss: float | None) -> None:
         """The next step of this life that counts."""
