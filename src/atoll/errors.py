@@ -32,7 +32,7 @@ class LayoutError(AtollError):
 
 
 class JoinError(AtollError):
-    """A learner could not join: no syncer, a name in use, another run, another version."""
+    """A learner could not join: no syncer, a name in use, another run, another version, no memory for it."""
 
 
 class SyncerGoneError(JoinError):

@@ -17,6 +17,9 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from atoll.errors import JoinError
+from atoll.runtime.room import disk_room, gib, memory_room
+
 PAGE_BYTES = 4096
 _STEPS, _WAITING, _PROGRESS, _BEATS = 0, 1, 2, 3
 
@@ -63,6 +66,15 @@ def create_file() -> int:
     return fd
 
 
+def _no_room(plan: Plan, why: str) -> str:
+    uploads, places = sum(plan.upload_bytes), len(plan.place_offsets)
+    return (
+        f"this learner needs {gib(plan.total_bytes)} of shared memory ({gib(uploads)} for what it sends, "
+        f"{places} places of {gib(plan.place_bytes)} for what it gets), and {why}; give it more, or train a smaller "
+        "part of the model"
+    )
+
+
 class SharedMemory:
     """One side's view of the shared file."""
 
@@ -82,6 +94,17 @@ class SharedMemory:
             os.ftruncate(self.fd, plan.total_bytes)
         self._data = memoryview(mmap.mmap(self.fd, plan.total_bytes))
         self.plan = plan
+
+    def reserve(self, plan: Plan) -> None:
+        """`grow`, with all pages taken now: JoinError where there is no room for them, never a bus error later."""
+        room = memory_room() if hasattr(os, "memfd_create") else disk_room(self.fd)
+        if room is not None and room.free_bytes < plan.total_bytes:
+            raise JoinError(_no_room(plan, f"{room.where} has {gib(room.free_bytes)} left"))
+        try:
+            os.posix_fallocate(self.fd, 0, plan.total_bytes)
+        except OSError as error:
+            raise JoinError(_no_room(plan, error.strerror or str(error))) from error
+        self.grow(plan)
 
     def release(self) -> None:
         """Give back all of it, and the descriptor; what somebody still looks at goes when that is dropped."""

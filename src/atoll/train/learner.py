@@ -340,7 +340,7 @@ class JoinedLearner:
         self._logs.begin(self.generation)
         self.settings = RunConfig.from_dict(dict(welcome.settings))
         layout = make_layout(self._setup.tensors, self.settings.fragments)
-        self._client.memory.grow(make_plan(layout.payload_sizes(self.settings.payload), self.settings.places))
+        self._client.memory.reserve(make_plan(layout.payload_sizes(self.settings.payload), self.settings.places))
         self._pieces = Pieces(model, layout, self.settings.payload, self._client.memory)
         self._pieces.set_constants(dict(welcome.constants))
         self._attachment = Attachment(model, layout)
