@@ -67,6 +67,8 @@ def train_parallel(options: Train) -> int:
     from atoll.watch.parallel import StepLines, summarise_parallel
 
     plan = prepare_parallel(options)
+    if plan.corpus.remark:
+        warn(plan.corpus.remark)
     lines = StepLines(steps=plan.steps, ranks=options.learners, every=INTERVAL)
 
     def on_step(row: StepRow) -> None:
