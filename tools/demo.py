@@ -50,7 +50,7 @@ def kill_when_due(run: Path, train: subprocess.Popen[bytes]) -> None:
 
 
 def keep_aside(run: Path) -> Path | None:
-    """Make room for a new run: an earlier one gets the next free name beside it. Where it went; None: nothing was there.
+    """Make room: an earlier run gets the next free name beside it. Where it went; None: nothing was there.
 
     DemoError where something else is there, or a run that goes on.
     """

@@ -102,8 +102,8 @@ def _model_of(wanted: str, run: Path) -> str:
 
 
 def how_to_load(run: Path) -> str:
-    """For a model that only its user can build."""
-    return f'load it: model.load_state_dict(safetensors.torch.load_file("{run}/model/model.safetensors"))'
+    """For a model that only its user can build: what to type, in ASCII whatever the path is called."""
+    return f"load it into yours, in Python: atoll.load(model, {str(run / 'model' / 'model.safetensors')!a})"
 
 
 def next_step(run: Path) -> str | None:
