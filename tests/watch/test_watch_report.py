@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from atoll.cli.closing import close_run, closing_lines
 from atoll.cli.main import main
 from atoll.core.records import MemberLine
 from atoll.sim.plan import S
 from atoll.sim.world import World
 from atoll.store.evals import EvalLine, append_eval, read_evals
+from atoll.store.rundir import RECIPE_FILE
+from atoll.watch.read import fold_run
 from atoll.watch.report import Compared, compare, report
 from atoll.watch.summary import fold
 from tests.watch.worlds import equal, tape_of, world, write_tape
@@ -56,7 +59,38 @@ def test_report__is_one_file_that_fetches_nothing() -> None:
     for title in TITLES:
         assert f"<h2>{title}</h2>" in page
     assert "Lost and back: l1." in page
-    assert "The held-out loss of the model is 2.2500 nats per byte." in page
+    assert "The held-out loss of the model is 2.2500." in page
+
+
+@pytest.mark.parametrize("recipe", [True, False])
+def test_losses__have_a_unit_only_where_it_is_known(
+    recipe: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A learner of somebody's own may report any loss: everywhere it is just a loss."""
+    run = write_tape(tmp_path / "run", tape_of(world(equal(2), steps=40)))
+    other = write_tape(tmp_path / "other", tape_of(world(equal(2), steps=40)))
+    for each in (run, other) if recipe else ():
+        (each / RECIPE_FILE).write_text("")
+    summary = close_run(run, fold_run(run), None, 0, {"exit": "finished"})
+    said = "\n".join(closing_lines(run, summary, fold_run(run)))
+    assert main(["report", str(run)]) == 0
+    assert main(["compare", str(run), str(other), "--to", str(tmp_path / "both.html")]) == 0
+    assert main(["status", str(run)]) == 0
+    assert main(["advise", str(run)]) == 0
+    report_, both = (page.read_text() for page in (run / "report.html", tmp_path / "both.html"))
+    assert ("loss (nats per byte)" in report_) == recipe
+    assert re.search(r"The training loss is \d\.\d{4}" + (" nats per byte," if recipe else ","), report_)
+    assert ("<th>loss (nats per byte)</th>" in both) == recipe
+    assert ("training (nats per byte)" in said) == recipe
+    assert summary["loss_unit"] == ("nats per byte" if recipe else None)
+    if not recipe:
+        assert "nats" not in report_ + both + said + capsys.readouterr().out
+
+
+def test_losses__of_runs_with_different_units_have_none_in_common(tmp_path: Path) -> None:
+    one, two = fold(tape_of(world(equal(2), steps=24))), fold(tape_of(world(equal(2), steps=24)))
+    one.loss_unit = "nats per byte"
+    assert "nats" not in compare([Compared("one", one), Compared("two", two)])
 
 
 def test_report__names_are_escaped() -> None:

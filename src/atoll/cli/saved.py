@@ -15,9 +15,8 @@ from safetensors.torch import load
 from atoll.core.config import DATA_PARALLEL
 from atoll.core.layout import fingerprint
 from atoll.errors import RunError
-from atoll.launch.options import RECIPE_FILE
 from atoll.recipes.model import MODELS, ByteModel, build_model
-from atoll.store.rundir import read_settings
+from atoll.store.rundir import RECIPE_FILE, read_settings
 from atoll.tensors.hashing import payload_hash
 from atoll.tensors.names import specs_of
 from atoll.watch.read import fold_run, not_begun

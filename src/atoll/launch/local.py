@@ -15,13 +15,13 @@ from atoll.core.records import PhaseLine, PublishedLine, Record
 from atoll.errors import RunError
 from atoll.launch.child import ENDED_DIVERGED
 from atoll.launch.cores import Share, machine_cores, thread_environment
-from atoll.launch.options import OPTIONS_FILE, RECIPE_FILE
+from atoll.launch.options import OPTIONS_FILE
 from atoll.launch.prepare import Plan
 from atoll.launch.processes import Child, Patience, Signals, describe_exit, write_pids
 from atoll.recipes.loop import TrainConfig
 from atoll.recipes.muon import MUON_LR
 from atoll.store.files import write_atomic
-from atoll.store.rundir import gone_text, is_gone, open_rundir, remove_run, to_toml
+from atoll.store.rundir import RECIPE_FILE, gone_text, is_gone, open_rundir, remove_run, to_toml
 from atoll.store.tape import read_tape
 from atoll.watch.lines import count
 from atoll.wire.channel import format_address

@@ -33,6 +33,7 @@ Value = str | int | float | bool | tuple[str, ...]
 SETTINGS_BYTES_MAX = 1024 * 1024
 LAYOUT_BYTES_MAX = 256 * 1024 * 1024
 LAYOUT_SCHEMA = 1
+RECIPE_FILE = "recipe.toml"
 EPOCH_DIGITS = 10
 EPOCH_NAME = re.compile(r"[0-9]{1,18}")
 

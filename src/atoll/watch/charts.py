@@ -93,7 +93,7 @@ class Charts:
         found = [(x, line.loss) for line in self.evals if (x := self._eval_x(line, over)) is not None]
         if found:
             figure.add_scatter(x=[x for x, _ in found], y=[y for _, y in found], name="held-out", mode="lines+markers")
-        figure.update_yaxes(title="loss")
+        figure.update_yaxes(title=loss_title(self.view.loss_unit))
         if over == "time":
             return self._time_axis(figure)
         return figure.update_xaxes(title="tokens computed", rangemode="tozero")
@@ -291,6 +291,11 @@ class Charts:
         """Means of at most so many bins of slots."""
         found = [(self._at(chunk[-1].closed_ns), fmean(map(value, chunk))) for _, chunk in chunks(rows, POINTS_MAX)]
         return [x for x, _ in found], [y for _, y in found]
+
+
+def loss_title(unit: str) -> str:
+    """Of an axis or a column."""
+    return f"loss ({unit})" if unit else "loss"
 
 
 def chunks(rows: Sequence[SlotRow], count_max: int) -> list[tuple[SlotRow | None, Sequence[SlotRow]]]:

@@ -11,7 +11,7 @@ from plotly.offline import get_plotlyjs
 
 from atoll.core.config import DATA_PARALLEL
 from atoll.store.evals import EvalLine
-from atoll.watch.charts import Charts, or_nothing, page_figure
+from atoll.watch.charts import Charts, loss_title, or_nothing, page_figure
 from atoll.watch.judge import advice
 from atoll.watch.status import status
 from atoll.watch.story import duration, story
@@ -157,12 +157,19 @@ def _overlaid(runs: Sequence[Compared], over: str) -> go.Figure:
         for trace, how in zip(single.data, ("training", "held-out"), strict=False):
             figure.add_scatter(x=trace.x, y=trace.y, mode=trace.mode, name=f"{run.name}, {how}")
         figure.update_xaxes(title=single.layout.xaxis.title.text)
-    return figure.update_yaxes(title="loss").update_layout(showlegend=True)
+    return figure.update_yaxes(title=loss_title(_unit(runs))).update_layout(showlegend=True)
+
+
+def _unit(runs: Sequence[Compared]) -> str:
+    """Of the losses, where it is the same in all of them."""
+    units = {run.view.loss_unit for run in runs}
+    return units.pop() if len(units) == 1 else ""
 
 
 def comparison(runs: Sequence[Compared]) -> str:
     """One row of figures per run."""
-    head = ("run", "mode", "learners", "slots", "time", "tokens", "tokens/s", "merged", "participation", "loss")
+    figures = ("learners", "slots", "time", "tokens", "tokens/s", "merged", "participation")
+    head = ("run", "mode", *figures, loss_title(_unit(runs)))
     rows = [table_row(head, cell="th")]
     for run in runs:
         view, now = run.view, status(run.view)

@@ -74,10 +74,16 @@ def _headline(view: RunView, eval_loss: float | None, slow: Collection[str]) -> 
 
 def _losses(view: RunView, eval_loss: float | None) -> str:
     if eval_loss is not None:
-        return f"The held-out loss of the model is {eval_loss:.4f} nats per byte."
+        return f"The held-out loss of the model is {with_unit(f'{eval_loss:.4f}', view.loss_unit)}."
     if view.recent.mean is None:
         return ""
-    return f"The training loss is {view.recent.mean:.4f}, the mean over the newest tenth of all tokens."
+    found = with_unit(f"{view.recent.mean:.4f}", view.loss_unit)
+    return f"The training loss is {found}, the mean over the newest tenth of all tokens."
+
+
+def with_unit(value: str, unit: str) -> str:
+    """The value, and its unit where there is one."""
+    return f"{value} {unit}" if unit else value
 
 
 def _faults(view: RunView, slow: Collection[str]) -> str:

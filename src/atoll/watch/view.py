@@ -47,6 +47,8 @@ class RunView:
         self.run: RunLine | None = None
         self.config: RunConfig | None = None
         self.run_id = ""
+        self.loss_unit = ""
+        """For people, where it is known (watch.read): a tape does not tell it."""
         self.mode = ""
         self.phase = "waiting"
         self.end_reason = ""
