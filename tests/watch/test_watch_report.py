@@ -12,14 +12,16 @@ import pytest
 
 from atoll.cli.closing import close_run, closing_lines
 from atoll.cli.main import main
-from atoll.core.records import MemberLine
-from atoll.sim.plan import S
+from atoll.core.records import FateLine, MemberLine
+from atoll.sim.plan import LearnerSpec, S
 from atoll.sim.world import World
 from atoll.store.evals import EvalLine, append_eval, read_evals
 from atoll.store.rundir import RECIPE_FILE
+from atoll.watch.charts import LABEL_MOST, LEARNERS_NAMED, WRAP_AT, Charts, labels
 from atoll.watch.read import fold_run
-from atoll.watch.report import Compared, compare, report
+from atoll.watch.report import Compared, compare, report, run_cards
 from atoll.watch.summary import fold
+from atoll.watch.tallies import POINTS_MAX, LossCurve
 from tests.watch.worlds import equal, tape_of, world, write_tape
 
 TITLES = ("Learners", "Loss over tokens", "Loss over time", "Participation", "Contributions", "Waits", "Bandwidth")
@@ -93,6 +95,50 @@ def test_losses__of_runs_with_different_units_have_none_in_common(tmp_path: Path
     assert "nats" not in compare([Compared("one", one), Compared("two", two)])
 
 
+def test_report__long_names_and_reasons_leave_room_for_the_pictures_on_a_narrow_page() -> None:
+    """At 420 pixels whatever is longer than these was cut off, or left no room for a picture."""
+    names = [f"gpu-node-{i:02d}.cluster-eu-west.example.org-{123456 + i}" for i in range(LEARNERS_NAMED)]
+    lines = tape_of(world([LearnerSpec(name=name) for name in names], steps=80))
+    why = "norm 3.1e+04 is far above this fragment's history"
+    view = fold([*lines, FateLine(lines[-1].now_ns, 9, 1, names[3], 1, 900, 100, "refused", why)])
+    for shown in run_cards(Charts(view)):
+        axes = shown.figure.layout
+        for line in (line for trace in shown.figure.data for line in (trace.name or "").split("<br>")):
+            assert len(line) <= WRAP_AT, shown.title
+        for tick in (line for text in axes.yaxis.ticktext or () for line in text.split("<br>")):
+            assert len(tick) <= LABEL_MOST, shown.title
+        assert len(axes.xaxis.title.text or "") <= 20, shown.title
+
+
+def test_labels__stay_apart() -> None:
+    told = labels([f"{'a' * 20}-{i}-{'b' * 20}" for i in range(200)])
+    assert len(set(told.values())) == 200
+    assert labels(["l1"]) == {"l1": "l1"}
+
+
+def test_report__shows_the_loss_of_each_learner() -> None:
+    """Two lives of one learner are one line."""
+    view = fold(tape_of(a_run_with_a_crash()))
+    figure = Charts(view).learners_loss()
+    assert [trace.name for trace in figure.data] == ["l0", "l1", "l2"]
+    assert all(len(trace.x) > 5 and trace.y[-1] == pytest.approx(1.0) for trace in figure.data)
+    assert "<h2>Loss of each learner</h2>" in report(view)
+
+
+def test_loss_curve__is_bounded_and_its_means_are_exact() -> None:
+    curve = LossCurve()
+    for step in range(5 * POINTS_MAX):
+        curve.add(step, 2, 2.0 * step)
+    assert len(curve.means(10**6)) <= POINTS_MAX
+    points = curve.means(100)
+    assert 50 <= len(points) <= 100
+    before = 0
+    for _, tokens, mean in points:
+        steps = range(before, tokens // 2)
+        assert mean == pytest.approx(sum(steps) / len(steps))
+        before = tokens // 2
+
+
 def test_report__names_are_escaped() -> None:
     lines = tape_of(world(equal(2)))
     lines.insert(3, MemberLine(0, "<script>x", 1, "joining", "joining", "<b>"))
@@ -114,7 +160,7 @@ def test_commands__report_compare_status_advise(tmp_path: Path, capsys: pytest.C
     assert (first / "report.html").read_text().startswith("<!doctype html>")
     assert main(["compare", str(first), str(second), "--to", str(tmp_path / "both.html")]) == 0
     both = (tmp_path / "both.html").read_text()
-    assert "<td>first</td>" in both
+    assert "<th>first</th>" in both
     assert "2.5000 held-out" in both
     capsys.readouterr()
     assert main(["status", str(first)]) == 0

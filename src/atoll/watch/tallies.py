@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from atoll.core.records import LifeEndLine
 
 TRAIN_LOSS_SHARE = 0.1
+POINTS_MAX = 800
+"""Of one learner's losses."""
 PACE_SHARE = 0.3
 """Weight of the newest report in a life's speed."""
 
@@ -97,6 +99,43 @@ class Union:
     @property
     def length(self) -> int:
         return sum(stop - start for start, stop in self.spans)
+
+
+class LossCurve:
+    """The losses of one learner over its lives, in at most POINTS_MAX points: when it is full, every other one goes.
+
+    Points are sums, so a mean between any two of them is exact.
+    """
+
+    def __init__(self) -> None:
+        self._points: list[tuple[int, int, float]] = []
+        self._every = 1
+        self._passed = 0
+        self._tokens, self._loss_sum = 0, 0.0
+
+    def add(self, now_ns: int, tokens: int, loss_sum: float) -> None:
+        """So many new tokens, with the sum of their losses, were heard of."""
+        if tokens <= 0:
+            return
+        self._tokens += tokens
+        self._loss_sum += loss_sum
+        self._passed += 1
+        if self._passed < self._every:
+            return
+        self._passed = 0
+        self._points.append((now_ns, self._tokens, self._loss_sum))
+        if len(self._points) > POINTS_MAX:
+            self._points = self._points[1::2]
+            self._every *= 2
+
+    def means(self, points_max: int = 100) -> list[tuple[int, int, float]]:
+        """(ns, own tokens, mean loss since the point before), at most so many points, evenly spread."""
+        step = -(-len(self._points) // points_max) or 1
+        found, before = [], (0, 0, 0.0)
+        for now_ns, tokens, loss_sum in self._points[step - 1 :: step]:
+            found.append((now_ns, tokens, (loss_sum - before[2]) / (tokens - before[1])))
+            before = now_ns, tokens, loss_sum
+        return found
 
 
 class RecentLoss:

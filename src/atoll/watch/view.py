@@ -177,7 +177,7 @@ class RunView:
             self.first_report_ns = line.now_ns
         self.last_report_ns = line.now_ns
         self._count_stepping(life, line)
-        self._hear(life, line.steps, line.tokens, line.loss_sum)
+        self._hear(life, line)
         life.reported_ns, life.clock = line.now_ns, line.clock
 
     def _count_stepping(self, life: LifeView, line: ReportLine) -> None:
@@ -194,16 +194,18 @@ class RunView:
         life.stepping_steps += new
         self.stepping.add(line.now_ns - span_ns, line.now_ns)
 
-    def _hear(self, life: LifeView, steps: int, tokens: int, loss_sum: float) -> None:
-        self.recent.add(tokens - life.tokens, loss_sum - life.loss_sum)
-        self.steps += steps - life.steps
-        self.tokens += tokens - life.tokens
-        self.loss_sum += loss_sum - life.loss_sum
-        life.steps, life.tokens, life.loss_sum = steps, tokens, loss_sum
+    def _hear(self, life: LifeView, line: ReportLine | LifeEndLine) -> None:
+        tokens, loss_sum = line.tokens - life.tokens, line.loss_sum - life.loss_sum
+        self.recent.add(tokens, loss_sum)
+        self.history.curves[line.name].add(line.now_ns, tokens, loss_sum)
+        self.steps += line.steps - life.steps
+        self.tokens += tokens
+        self.loss_sum += loss_sum
+        life.steps, life.tokens, life.loss_sum = line.steps, line.tokens, line.loss_sum
 
     def _on_life_end(self, line: LifeEndLine) -> None:
         life = self._life(line.name, line.generation)
-        self._hear(life, line.steps, line.tokens, line.loss_sum)
+        self._hear(life, line)
         life.end = line
 
     def _on_quorum(self, line: QuorumLine) -> None:
