@@ -64,7 +64,8 @@ def method_settings(
     if not 1 <= steps <= STEPS_MAX:
         raise ConfigError(f"steps={steps} must be between 1 and {STEPS_MAX}")
     if method.quorum is not None and not 1 <= method.quorum <= learners:
-        raise ConfigError(f"quorum={method.quorum} must be between 1 and {counted_as}={learners}")
+        remedy = f"; raise {counted_as} with it" if method.quorum > learners else ""
+        raise ConfigError(f"quorum={method.quorum} must be between 1 and {counted_as}={learners}{remedy}")
     if method.quorum is not None and method.mode != "decoupled":
         raise ConfigError(f"quorum={method.quorum} does nothing in mode={method.mode}, which waits for all; omit it")
     diloco = method.mode == "diloco"

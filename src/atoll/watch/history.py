@@ -17,6 +17,7 @@ from atoll.watch.tallies import LossCurve, Share
 NOTICES_MAX = 1000
 LONG_RUN_NS = 600 * 10**9
 """From here on times are told in minutes."""
+GOOD_ENDS = ("finished", "finish")
 PRESENT = ("joining", "ready", "idle")
 NUMBERS = re.compile(r"\d[\d.e+-]*")
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from atoll.core.records import LifeEndLine
 
+OF_THE_END = "the run is ending"
+"""No reason that a setting could change: every run ends."""
 TRAIN_LOSS_SHARE = 0.1
 POINTS_MAX = 800
 """Of one learner's losses."""
@@ -55,11 +57,39 @@ class LifeView:
     """Newest slot that had closed when it became ready."""
     last_fate: str = ""
     """Of its newest contribution with a fate: merged, or why not."""
+    refused: int = 0
+    refused_tokens: int = 0
+    """Token-pieces."""
+    last_refusal: str = ""
+    missed_pieces: set[int] = field(default_factory=set)
+    """Since something of it was merged."""
+    missed_rounds: int = 0
+    """How often that came to be all pieces."""
+    last_miss: str = ""
     stepping_ns: int = 0
     stepping_steps: int = 0
 
     def __post_init__(self) -> None:
         self.merged = [0] * self.pieces
+
+    def fate(self, fate: str, piece: int, c_tokens: int, reason: str) -> None:
+        """One contribution of it was not merged."""
+        self.last_fate = f"{fate}: {reason}"
+        if fate == "refused":
+            self.refused += 1
+            self.refused_tokens += c_tokens
+            self.last_refusal = reason
+        elif reason != OF_THE_END:
+            before = len(self.missed_pieces)
+            self.missed_pieces.add(piece)
+            self.missed_rounds += before < len(self.missed_pieces) == self.pieces > 1
+            self.last_miss = reason
+
+    def take(self, slot: int, piece: int, c_tokens: int) -> None:
+        """One contribution of it was merged."""
+        self.merged[piece] += c_tokens
+        self.last_merged, self.last_fate = max(self.last_merged, slot), "merged"
+        self.missed_pieces.clear()
 
     def pace(self, span_ns: int, steps: int, tokens: int) -> None:
         """A report of so many new steps and tokens came `span_ns` after the one before."""

@@ -236,9 +236,7 @@ class RunView:
         if slot is None:
             return
         for merge in slot.merged:
-            life = self._life(merge.name, merge.generation)
-            life.merged[slot.piece] += merge.c_tokens
-            life.last_merged, life.last_fate = max(life.last_merged, slot.slot), "merged"
+            self._life(merge.name, merge.generation).take(slot.slot, slot.piece, merge.c_tokens)
         self._settle(slot, tuple(merge.name for merge in slot.merged))
 
     def _settle(self, line: SlotLine, names: tuple[str, ...]) -> None:
@@ -267,7 +265,7 @@ class RunView:
 
     def _on_fate(self, line: FateLine) -> None:
         self.history.missed(line)
-        self._life(line.name, line.generation).last_fate = f"{line.fate}: {line.reason}"
+        self._life(line.name, line.generation).fate(line.fate, line.piece, line.c_tokens, line.reason)
         self.fates[line.fate] = self.fates.get(line.fate, 0) + 1
 
     def _on_notice(self, line: NoticeLine) -> None:
