@@ -9,11 +9,16 @@ from pathlib import Path
 import pytest
 
 from atoll.cli.main import main
-from atoll.core.causes import _CAUSES, FAR_NORM, larger_quorum
+from atoll.core import events as ev
+from atoll.core.causes import _CAUSES, FAR_NORM, FIRST_AWAITED, larger_quorum
 from atoll.core.config import RunConfig
-from atoll.core.records import FateLine, LifeEndLine, Record, ReportLine
+from atoll.core.layout import TensorSpec, make_layout
+from atoll.core.messages import PROTOCOL_VERSION, Heartbeat, Hello
+from atoll.core.records import FateLine, GrantLine, LifeEndLine, NoticeLine, Record, ReportLine, SeedLine
+from atoll.core.syncer import Syncer
 from atoll.errors import ConfigError
 from atoll.launch.plan import Method, method_settings
+from atoll.sim.plan import S
 from atoll.watch import judge
 from atoll.watch.judge import advice, findings
 from atoll.watch.status import status
@@ -153,3 +158,40 @@ def test_advice__a_larger_quorum_is_taken_as_it_is_told(learners: int, quorum: i
 def test_quorum__above_what_is_expected_is_refused_with_the_remedy() -> None:
     with pytest.raises(ConfigError, match="quorum=2 must be between 1 and min_ready=1; raise min_ready with it"):
         method_settings(Method(quorum=2), steps=24, learners=1, run_id="r", counted_as="min_ready")
+
+
+# ---------------------------------------------------------------- who is awaited
+
+
+def before_version_0(lines: list[Record]) -> list[Record]:
+    return lines[: next(i for i, line in enumerate(lines) if isinstance(line, SeedLine))]
+
+
+def test_status__says_who_is_to_hand_in_version_0(tape: list[Record]) -> None:
+    waiting = before_version_0(tape)
+    assert status(fold(waiting[:1])).slots_now == ["the first parameters of the model are awaited: no learner is there"]
+    first = next(i for i, line in enumerate(waiting) if isinstance(line, GrantLine))
+    [told] = status(fold(waiting[: first + 1])).slots_now
+    assert told == "the first parameters of the model are awaited from l0"
+    [told] = status(fold(waiting)).slots_now
+    assert told == "the first parameters of the model are awaited from one of l0, l1, l2"
+    assert "awaited" not in str(status(fold(tape[: len(waiting) + 1])).slots_now)
+
+
+def test_status__of_a_seeder_that_hands_nothing_in_says_what_the_syncer_says(tape: list[Record]) -> None:
+    """The words are the core's: where they change, this must."""
+    specs = [TensorSpec("t", (10,), "float32")]
+    layout = make_layout(specs, 1)
+    core = Syncer(RunConfig(run_id="r", steps=8, fragments=1, interval=4, learners=2), layout)
+    core.handle(ev.Started(1, has_init=False), now_ns=0)
+    for stream, name in ((1, "a"), (2, "b")):
+        hello = Hello(PROTOCOL_VERSION, "", name, 0, layout.fingerprint, layout.tensors())
+        core.handle(ev.StreamOpened(stream, hello), now_ns=0)
+    actions = []
+    for second in range(1, 12):
+        for stream in (1, 2):
+            actions += core.handle(ev.Received(stream, Heartbeat(0, False)), now_ns=second * S)
+    notices = [action for action in actions if isinstance(action, ev.Notice) and FIRST_AWAITED in action.text]
+    notice = NoticeLine(0, notices[0].text)
+    [told] = status(fold([*before_version_0(tape), notice])).slots_now
+    assert told == notice.text

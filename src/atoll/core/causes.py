@@ -9,6 +9,8 @@ from atoll.core.config import RunConfig
 
 FAR_NORM = "is far above this fragment's history"
 """Ends the reason of a refusal by norm."""
+FIRST_AWAITED = "first parameters are awaited from"
+"""Begins a notice about a seeder that hands nothing in."""
 _CAUSES = {
     FAR_NORM: "another learning rate than the others'? let schedules follow `learner.progress`, also after a return",
     "not finite": "its training diverges: look at its data, lower its learning rate, clip gradients",

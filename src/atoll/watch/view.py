@@ -15,6 +15,7 @@ from atoll.core.config import RunConfig
 from atoll.core.records import (
     ClosedLine,
     FateLine,
+    GrantLine,
     LifeEndLine,
     MemberLine,
     NoticeLine,
@@ -24,6 +25,7 @@ from atoll.core.records import (
     Record,
     ReportLine,
     RunLine,
+    SeedLine,
     SlotLine,
     StartLine,
 )
@@ -58,6 +60,10 @@ class RunView:
         self.last_ns: int | None = None
         self.first_report_ns: int | None = None
         self.last_report_ns: int | None = None
+        self.seeded = False
+        """Version 0 is there."""
+        self.granted: set[LifeKey] = set()
+        """Lives that were let in, until version 0 is there: most are no members before."""
         self.start_ns: int | None = None
         self.drain_ns: int | None = None
         self.slots_last: int | None = None
@@ -86,6 +92,8 @@ class RunView:
         self._handlers: dict[type, Callable[[Any], None]] = {
             RunLine: self._on_run,
             MemberLine: self._on_member,
+            GrantLine: self._on_grant,
+            SeedLine: self._on_seed,
             StartLine: self._on_start,
             ReportLine: self._on_report,
             QuorumLine: self._on_quorum,
@@ -167,6 +175,14 @@ class RunView:
             life.ready_since = self.slots_closed
         life.state = line.state
         self.history.state(line)
+
+    def _on_seed(self, line: SeedLine) -> None:
+        self.seeded = True
+        self.granted.clear()
+
+    def _on_grant(self, line: GrantLine) -> None:
+        if not self.seeded:
+            self.granted.add((line.name, line.generation))
 
     def _on_start(self, line: StartLine) -> None:
         self.start_ns = line.now_ns
