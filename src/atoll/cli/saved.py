@@ -16,7 +16,7 @@ from atoll.core.config import DATA_PARALLEL
 from atoll.core.layout import fingerprint
 from atoll.errors import RunError
 from atoll.recipes.model import MODELS, ByteModel, build_model
-from atoll.store.rundir import RECIPE_FILE, read_settings
+from atoll.store.rundir import RECIPE_FILE, read_settings, read_toml
 from atoll.tensors.hashing import payload_hash
 from atoll.tensors.names import specs_of
 from atoll.watch.read import fold_run, not_begun
@@ -55,7 +55,7 @@ def load_saved(run: Path) -> Saved:
 def read_recipe(run: Path) -> dict[str, Any]:
     """recipe.toml; empty where the run was made by hand."""
     try:
-        return tomllib.loads((run / RECIPE_FILE).read_text())
+        return read_toml(run / RECIPE_FILE)
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

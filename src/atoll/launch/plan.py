@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import socket
 from collections.abc import Sequence
@@ -148,7 +149,11 @@ def check_port(name: str, host: str, port: int) -> None:
 
 
 def check_run_dir(path: Path) -> None:
-    """RunError where `path` is not a new or an empty directory."""
+    """RunError where `path` is not a new or an empty directory, or has a name that safetensors cannot open."""
+    try:
+        os.fsencode(path).decode()
+    except UnicodeError:
+        raise RunError(f"run directory {str(path)!r} has a name that is not UTF-8; choose another with --run") from None
     try:
         if path.exists() and (not path.is_dir() or not is_vacant(path)):
             what = "holds another run" if (path / "run.toml").exists() else "is not an empty directory"
