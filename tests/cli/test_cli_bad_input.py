@@ -84,7 +84,7 @@ TRAIN = [
     (["--data", "missing.txt"], "data 'missing.txt' does not exist; give a file"),
     (["--data", "empty.txt"], "data 'empty.txt' holds no text"),
     (["--data", "folder"], "data 'folder' holds no text"),
-    (["--data", "binary.txt"], "data 'binary.txt' is not UTF-8 text"),
+    (["--data", "binary.txt"], "data 'binary.txt' is binary, not UTF-8 text"),
     (["--data", "short.txt"], "give more text or fewer learners"),
     (["--steps", "many"], "steps='many' must be a whole number, written in digits; `atoll train --help`"),
     (["--tokens", "1e6"], "atoll: tokens='1e6' must be a whole number, written in digits; `atoll train --help`"),
@@ -192,8 +192,7 @@ def test_evaluate_and_sample__of_what_is_no_run(here, capsys):
     (here / "run" / "model").mkdir()
     (here / "run" / "model" / "manifest.json").write_text(json.dumps({"fingerprint": "?", "file_hash": "?"}))
     told = refused(capsys, "sample", "run")
-    assert "is none of tiny, tiny-moe, small; load it: model.load_state_dict(" in told
-    assert 'load_file("run/model/model.safetensors")' in told
+    assert "is none of tiny, tiny-moe, small; load it into yours, in Python: atoll.load(model, " in told
     (here / "run" / "model" / "manifest.json").write_text("{")
     assert "cannot be read" in refused(capsys, "sample", "run")
 

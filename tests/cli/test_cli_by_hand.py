@@ -139,7 +139,7 @@ def test_syncer__stopped_before_anybody_came_says_so(tmp_path):
 
 def test_syncer__for_other_machines_names_host_ports_and_token(tmp_path):
     syncer = start("syncer", "--run", "run", "--listen", "0.0.0.0:0", cwd=tmp_path, ATOLL_TOKEN="a-secret-of-16-bytes")
-    said = [syncer.stdout.readline() for _ in range(3)]
+    said = [syncer.stdout.readline() for _ in range(4)]
     syncer.kill()
     syncer.communicate()
     port = said[0].strip().rpartition(":")[2]
@@ -147,4 +147,6 @@ def test_syncer__for_other_machines_names_host_ports_and_token(tmp_path):
         "in another terminal, with the same ATOLL_TOKEN:  "
         f"atoll learner --address {socket.gethostname()}:{port}\n"
     )
-    assert re.fullmatch(rf"ports {port} and \d+ must be open for learners on other machines\n", said[2])
+    reached = f"{socket.gethostname()}:{port}"
+    assert said[2] == f'or in a script of yours:  atoll.join(model, optimizer, address="{reached}")\n'
+    assert re.fullmatch(rf"ports {port} and \d+ must be open for learners on other machines\n", said[3])

@@ -42,6 +42,15 @@ def test_listen__without_a_token_nobody_else_can_join_and_it_is_said_before(tmp_
         assert (told in plan.notes) == warned
 
 
+def test_data__what_is_left_out_is_said_before_the_run(tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "good.txt").write_text("the atoll is a ring of islands\n" * 3000)
+    (texts / "latin.txt").write_text("déjà vu", encoding="latin-1")
+    plan = prepare(LocalOptions(run=tmp_path / "run", data=(str(texts),)), {})
+    assert any("left out: 1 not UTF-8 text (latin.txt)" in note for note in plan.notes)
+
+
 def test_defaults__are_those_of_the_issue():
     config, layout = resolve_fragments(settings(), "tiny")
     assert (config.fragments, config.interval, config.overlap, config.mode) == (8, 24, 2, "decoupled")

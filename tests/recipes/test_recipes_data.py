@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,17 +56,84 @@ def test_folder__one_file_in_twenty_is_held_out_whole_and_alike_wherever_it_lies
     assert 2 <= sum(f"<{i}>" in heldout for i in range(200)) <= 25
 
 
-def test_folder__binary_hidden_empty_and_broken_files_are_skipped(tmp_path):
+def test_folder__what_is_no_text_is_left_out_and_named(tmp_path):
+    """Not a kind is passed over in silence; a name of no encoding fits on the line all the same."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "good.txt").write_text("good" * 50)
+    (texts / "signed.txt").write_bytes(b"\xef\xbb\xbf" + b"good" * 50)
+    (texts / "nul.bin").write_bytes(b"a\0b")
+    for i in range(5):
+        (texts / f"latin{i}.txt").write_text("déjà vu", encoding="latin-1")
+    (texts / "wide.txt").write_text("wide", encoding="utf-16")
+    (texts / "empty.txt").write_bytes(b"")
+    (texts / "only-a-mark.txt").write_bytes(b"\xef\xbb\xbf")
+    (texts / ".git").mkdir()
+    (texts / ".git" / "config").write_text("hidden")
+    (texts / os.fsdecode(b"odd\xff\n.bin")).write_bytes(b"\0")
+    os.symlink(tmp_path / "nowhere", texts / "dangling.txt")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "text.txt").write_text("behind")
+    os.symlink(tmp_path / "elsewhere", texts / "linked")
+    os.symlink(texts / "good.txt", texts / "good-again.txt")
+    os.mkfifo(texts / "pipe")
+    corpus = load_corpus(texts)
+    assert sorted(corpus.train.tobytes() + corpus.heldout.tobytes()) == sorted(b"good" * 100)
+    assert corpus.remark.startswith(f"data {str(texts)!r}: read: 2 texts, 400 bytes in all; left out: ")
+    assert set(corpus.remark.partition("left out: ")[2].split("; ")) == {
+        "2 binary, not UTF-8 text (nul.bin, odd\\udcff\\n.bin)",
+        "5 not UTF-8 text (latin0.txt, latin1.txt, latin2.txt and 2 more)",
+        "1 in UTF-16 or UTF-32, not UTF-8 (wide.txt)",
+        "2 empty (empty.txt, only-a-mark.txt)",
+        "1 with a hidden name (.git)",
+        "1 behind a link that leads nowhere (dangling.txt)",
+        "1 behind a link to a folder (linked)",
+        "1 named twice (good.txt)",
+        "1 not a regular file (pipe)",
+    }
+
+
+def test_folder__of_texts_only_needs_no_remark(tmp_path):
+    assert load_corpus(write_folder(tmp_path)).remark == ""
+    assert load_corpus("stdlib").remark == ""
+
+
+def test_folder__an_unreadable_file_and_folder_are_named(tmp_path, monkeypatch):
+    """As the superuser nothing is unreadable, so the error is made here."""
     (tmp_path / "good.txt").write_text("good" * 50)
-    (tmp_path / "nul.bin").write_bytes(b"a\0b")
-    (tmp_path / "latin.txt").write_bytes(b"\xe9\xff\xfe")
-    (tmp_path / "empty.txt").write_bytes(b"")
-    (tmp_path / ".git").mkdir()
-    (tmp_path / ".git" / "config").write_text("hidden")
-    os.symlink(tmp_path / "nowhere", tmp_path / "dangling.txt")
-    os.mkfifo(tmp_path / "pipe")
-    corpus = load_corpus(tmp_path)
-    assert corpus.train.tobytes() + corpus.heldout.tobytes() == b"good" * 50
+    (tmp_path / "locked.txt").write_text("locked")
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "text.txt").write_text("closed")
+    read, scan = Path.read_bytes, os.scandir
+
+    def refuse(path):
+        if path.name == "locked.txt":
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    def refuse_folder(path):
+        if str(path).endswith("room"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr("pathlib.Path.read_bytes", refuse)
+    monkeypatch.setattr("os.scandir", refuse_folder)
+    assert load_corpus(tmp_path).remark.endswith("left out: 2 unreadable (room, locked.txt)")
+
+
+def test_folder__without_a_text_says_why(tmp_path):
+    (tmp_path / "latin.txt").write_text("déjà vu", encoding="latin-1")
+    with pytest.raises(DataError, match=r"holds no text \(1 not UTF-8 text \(latin.txt\)\); give text files"):
+        load_corpus(tmp_path)
+
+
+def test_paths__a_text_that_is_named_twice_counts_once(tmp_path):
+    """Else it could be held out by one of its names and trained on by the other."""
+    write_folder(tmp_path, 40)
+    once, twice = load_corpus(tmp_path), load_corpus(tmp_path, tmp_path / "part1", tmp_path / "part2" / "f2.txt")
+    assert np.array_equal(once.train, twice.train)
+    assert np.array_equal(once.heldout, twice.heldout)
+    assert "14 named twice (f1.txt, f10.txt, f13.txt and 11 more)" in twice.remark
 
 
 @pytest.mark.parametrize("name", [f"book{i}.txt" for i in range(40)])
@@ -92,8 +160,11 @@ def test_load__errors_name_the_path_and_the_remedy(tmp_path):
         load_corpus(tmp_path / "gone.txt")
     with pytest.raises(DataError, match=r"empty.txt' holds no text"):
         load_corpus(tmp_path / "empty.txt")
-    with pytest.raises(DataError, match="is not UTF-8 text"):
+    with pytest.raises(DataError, match="is binary, not UTF-8 text; give a text in UTF-8"):
         load_corpus(tmp_path / "bin")
+    (tmp_path / "latin.txt").write_text("déjà vu", encoding="latin-1")
+    with pytest.raises(DataError, match=r"latin.txt' is not UTF-8 text; give a text in UTF-8 \(iconv"):
+        load_corpus(tmp_path / "latin.txt")
     with pytest.raises(DataError, match="no data given"):
         load_corpus()
 

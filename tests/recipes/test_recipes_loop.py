@@ -69,6 +69,13 @@ def test_train__steps_until_told_to_stop_and_learns(config, tmp_path):
     assert result.model is learner.model
 
 
+def test_train__says_what_of_its_data_is_left_out(config, tmp_path, caplog):
+    """`atoll learner` has its own data, so it says so itself."""
+    (tmp_path / "empty.md").write_bytes(b"")
+    train(config(data=(str(tmp_path / "text.txt"), str(tmp_path / "empty.md"))), join=WoodenLearner(limit=1).join)
+    assert "left out: 1 empty (empty.md)" in caplog.text
+
+
 def test_train__follows_the_run_s_progress(config):
     learner = WoodenLearner(limit=20)
     train(config(inner="adamw", lr=0.01, warmup=0.25), join=learner.join)

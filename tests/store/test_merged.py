@@ -150,7 +150,7 @@ def test_read__a_damaged_commit__falls_back_to_the_other(run) -> None:
         assert (model.slot, slots(model)) == (5, [3, 4, 5])
     for path in commit_paths(run.path / "commits", 0):
         path.write_bytes(b"torn")
-    with pytest.raises(RunError, match=r"piece 0 of .* has no intact commit: 0000\.a"):
+    with pytest.raises(RunError, match=r"fragment 0 of .* has no intact commit: 0000\.a"):
         reader.read()
 
 

@@ -120,7 +120,7 @@ def test_gather_scatter__missing_tensor_and_wrong_flat_are_refused():
         gather(params, Piece(0, (TensorSpec("nope", (3,), "float32"),)))
     piece = Piece(4, (TensorSpec("mid.bias", (3,), "float32"),))
     for flat in (torch.zeros(4), torch.zeros(3, dtype=torch.float64), torch.zeros(3, 1)):
-        with pytest.raises(ConfigError, match=r"must be torch.float32\[3\] for piece 4"):
+        with pytest.raises(ConfigError, match=r"must be torch.float32\[3\] for fragment 4"):
             scatter_(params, piece, flat)
 
 

@@ -10,13 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from atoll.cli.closing import close_run, closing_lines
 from atoll.cli.main import main
-from atoll.core.records import MemberLine
-from atoll.sim.plan import S
+from atoll.core.records import FateLine, MemberLine
+from atoll.sim.plan import LearnerSpec, S
 from atoll.sim.world import World
 from atoll.store.evals import EvalLine, append_eval, read_evals
-from atoll.watch.report import Compared, compare, report
+from atoll.store.rundir import RECIPE_FILE
+from atoll.watch.charts import LABEL_MOST, LEARNERS_NAMED, WRAP_AT, Charts, labels
+from atoll.watch.read import fold_run
+from atoll.watch.report import Compared, compare, report, run_cards
 from atoll.watch.summary import fold
+from atoll.watch.tallies import POINTS_MAX, LossCurve
 from tests.watch.worlds import equal, tape_of, world, write_tape
 
 TITLES = ("Learners", "Loss over tokens", "Loss over time", "Participation", "Contributions", "Waits", "Bandwidth")
@@ -56,7 +61,82 @@ def test_report__is_one_file_that_fetches_nothing() -> None:
     for title in TITLES:
         assert f"<h2>{title}</h2>" in page
     assert "Lost and back: l1." in page
-    assert "The held-out loss of the model is 2.2500 nats per byte." in page
+    assert "The held-out loss of the model is 2.2500." in page
+
+
+@pytest.mark.parametrize("recipe", [True, False])
+def test_losses__have_a_unit_only_where_it_is_known(
+    recipe: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A learner of somebody's own may report any loss: everywhere it is just a loss."""
+    run = write_tape(tmp_path / "run", tape_of(world(equal(2), steps=40)))
+    other = write_tape(tmp_path / "other", tape_of(world(equal(2), steps=40)))
+    for each in (run, other) if recipe else ():
+        (each / RECIPE_FILE).write_text("")
+    summary = close_run(run, fold_run(run), None, 0, {"exit": "finished"})
+    said = "\n".join(closing_lines(run, summary, fold_run(run)))
+    assert main(["report", str(run)]) == 0
+    assert main(["compare", str(run), str(other), "--to", str(tmp_path / "both.html")]) == 0
+    assert main(["status", str(run)]) == 0
+    assert main(["advise", str(run)]) == 0
+    report_, both = (page.read_text() for page in (run / "report.html", tmp_path / "both.html"))
+    assert ("loss (nats per byte)" in report_) == recipe
+    assert re.search(r"The training loss is \d\.\d{4}" + (" nats per byte," if recipe else ","), report_)
+    assert ("<th>loss (nats per byte)</th>" in both) == recipe
+    assert ("training (nats per byte)" in said) == recipe
+    assert summary["loss_unit"] == ("nats per byte" if recipe else None)
+    if not recipe:
+        assert "nats" not in report_ + both + said + capsys.readouterr().out
+
+
+def test_losses__of_runs_with_different_units_have_none_in_common(tmp_path: Path) -> None:
+    one, two = fold(tape_of(world(equal(2), steps=24))), fold(tape_of(world(equal(2), steps=24)))
+    one.loss_unit = "nats per byte"
+    assert "nats" not in compare([Compared("one", one), Compared("two", two)])
+
+
+def test_report__long_names_and_reasons_leave_room_for_the_pictures_on_a_narrow_page() -> None:
+    """At 420 pixels whatever is longer than these was cut off, or left no room for a picture."""
+    names = [f"gpu-node-{i:02d}.cluster-eu-west.example.org-{123456 + i}" for i in range(LEARNERS_NAMED)]
+    lines = tape_of(world([LearnerSpec(name=name) for name in names], steps=80))
+    why = "norm 3.1e+04 is far above this fragment's history"
+    view = fold([*lines, FateLine(lines[-1].now_ns, 9, 1, names[3], 1, 900, 100, "refused", why)])
+    for shown in run_cards(Charts(view)):
+        axes = shown.figure.layout
+        for line in (line for trace in shown.figure.data for line in (trace.name or "").split("<br>")):
+            assert len(line) <= WRAP_AT, shown.title
+        for tick in (line for text in axes.yaxis.ticktext or () for line in text.split("<br>")):
+            assert len(tick) <= LABEL_MOST, shown.title
+        assert len(axes.xaxis.title.text or "") <= 20, shown.title
+
+
+def test_labels__stay_apart() -> None:
+    told = labels([f"{'a' * 20}-{i}-{'b' * 20}" for i in range(200)])
+    assert len(set(told.values())) == 200
+    assert labels(["l1"]) == {"l1": "l1"}
+
+
+def test_report__shows_the_loss_of_each_learner() -> None:
+    """Two lives of one learner are one line."""
+    view = fold(tape_of(a_run_with_a_crash()))
+    figure = Charts(view).learners_loss()
+    assert [trace.name for trace in figure.data] == ["l0", "l1", "l2"]
+    assert all(len(trace.x) > 5 and trace.y[-1] == pytest.approx(1.0) for trace in figure.data)
+    assert "<h2>Loss of each learner</h2>" in report(view)
+
+
+def test_loss_curve__is_bounded_and_its_means_are_exact() -> None:
+    curve = LossCurve()
+    for step in range(5 * POINTS_MAX):
+        curve.add(step, 2, 2.0 * step)
+    assert len(curve.means(10**6)) <= POINTS_MAX
+    points = curve.means(100)
+    assert 50 <= len(points) <= 100
+    before = 0
+    for _, tokens, mean in points:
+        steps = range(before, tokens // 2)
+        assert mean == pytest.approx(sum(steps) / len(steps))
+        before = tokens // 2
 
 
 def test_report__names_are_escaped() -> None:
@@ -80,7 +160,7 @@ def test_commands__report_compare_status_advise(tmp_path: Path, capsys: pytest.C
     assert (first / "report.html").read_text().startswith("<!doctype html>")
     assert main(["compare", str(first), str(second), "--to", str(tmp_path / "both.html")]) == 0
     both = (tmp_path / "both.html").read_text()
-    assert "<td>first</td>" in both
+    assert "<th>first</th>" in both
     assert "2.5000 held-out" in both
     capsys.readouterr()
     assert main(["status", str(first)]) == 0

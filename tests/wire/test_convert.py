@@ -159,7 +159,7 @@ def _announce(**fields: object) -> pb.LearnerEnvelope:
         (pb.LearnerEnvelope(heartbeat=pb.Heartbeat(steps=2**53 + 1)), "steps"),
         (pb.LearnerEnvelope(hello=pb.Hello(name="a", tensors=[pb.TensorSpec(name="w", shape=[1] * 9)])), "shape"),
         (pb.LearnerEnvelope(report=pb.Report(counters=pb.Counters(loss_sum=float("nan")))), "finite"),
-        (pb.LearnerEnvelope(report=pb.Report(counters=pb.Counters(lost=[1, 2]))), "3 pieces"),
+        (pb.LearnerEnvelope(report=pb.Report(counters=pb.Counters(lost=[1, 2]))), "3 fragments"),
         (_announce(piece=3), "piece=3"),
         (pb.LearnerEnvelope(leave=pb.Leave(reason="a\nb")), "one printable line"),
     ],

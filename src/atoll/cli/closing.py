@@ -12,6 +12,7 @@ from atoll.errors import RunError
 from atoll.recipes.data import Corpus
 from atoll.store.files import END_WAIT_S, insist, write_atomic
 from atoll.watch.lines import count
+from atoll.watch.read import loss_unit
 from atoll.watch.summary import summarise
 from atoll.watch.view import RunView
 
@@ -21,7 +22,7 @@ def close_run(
 ) -> dict[str, Any]:
     """Evaluate model/ where there is one, write summary.json, return it."""
     eval_loss = None if corpus is None else evaluate_run(run_dir, corpus, length)
-    summary = summarise(view, eval_loss=eval_loss, extra=extra)
+    summary = summarise(view, eval_loss=eval_loss, extra={"loss_unit": loss_unit(run_dir) or None, **extra})
     write_summary(run_dir, summary)
     return summary
 
@@ -81,8 +82,7 @@ def closing_lines(run_dir: Path, summary: Mapping[str, Any], view: RunView) -> l
         f"lowest learner {lowest(learner, 'learner')}",
         f"blocked      {blocked}",
         f"uptime       training {training}, merging {merging}; {count(lives, 'restart')}",
-        f"loss         {number(summary['eval_loss'], '.4f')} held-out, {number(summary['train_loss'], '.4f')} training "
-        "(nats per byte)",
+        f"loss         {losses(run_dir, summary)}",
         f"model        {model if model.exists() else 'none'}",
         f"summary      {run_dir / 'summary.json'}",
     ]
@@ -98,11 +98,17 @@ def parallel_lines(run_dir: Path, summary: Mapping[str, Any]) -> list[str]:
         f"length       {count(summary['steps'], 'step')}, {summary['wall_s']:.1f} s ({summary['exit']})",
         f"tokens       {summary['tokens']['computed']:,} computed at {number(summary['tokens_per_s'], ',.0f')}/s",
         f"blocked      all-reduce {summary['blocked_s']['all_reduce']:.2f} s, all ranks together",
-        f"loss         {number(summary['eval_loss'], '.4f')} held-out, {number(summary['train_loss'], '.4f')} training "
-        "(nats per byte)",
+        f"loss         {losses(run_dir, summary)}",
         f"model        {model if model.exists() else 'none'}",
         f"summary      {run_dir / 'summary.json'}",
     ]
+
+
+def losses(run_dir: Path, summary: Mapping[str, Any]) -> str:
+    """Of the model, where it was evaluated, and of training; with a unit where that is known."""
+    unit = loss_unit(run_dir)
+    held_out = f"{number(summary['eval_loss'], '.4f')} held-out, " if unit else ""  # nobody evaluates a model of others
+    return f"{held_out}{number(summary['train_loss'], '.4f')} training{f' ({unit})' if unit else ''}"
 
 
 def number(value: float | None, form: str) -> str:

@@ -10,6 +10,7 @@ rates; where the options of that run lie beside it (options.toml), it is said.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -96,7 +97,7 @@ def _read(path: Path) -> dict[str, Any]:
     if len(content) > FILE_BYTES_MAX:
         raise ConfigError(f"config {str(path)!r} has more than {FILE_BYTES_MAX} bytes; give a file of options")
     try:
-        return tomllib.loads(content.decode())
+        return tomllib.loads(os.fsdecode(content))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(
             f"config {str(path)!r} is not TOML: {' '.join(str(error).split())}; write lines like learners = 4"

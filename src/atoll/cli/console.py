@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from atoll.core.records import NoticeLine, Record
+from atoll.store.tape import printable
 from atoll.watch.lines import ConsoleLines
 from atoll.watch.view import RunView
 
@@ -102,7 +103,7 @@ class JsonConsole(Console):
         self._print({"kind": "summary", **summary})
 
     def _print(self, found: dict[str, Any]) -> None:
-        print(msgspec.json.encode(found).decode(), flush=True)
+        print(msgspec.json.encode(printable(found)).decode(), flush=True)
 
 
 class LiveConsole(Console):

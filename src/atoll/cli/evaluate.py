@@ -8,6 +8,7 @@ from pathlib import Path
 
 import tyro
 
+from atoll.cli.console import warn
 from atoll.cli.parse import parse
 
 
@@ -25,12 +26,16 @@ def main(argv: Sequence[str]) -> int:
     """0 where there was a model to evaluate."""
     options = parse(Evaluate, "evaluate", argv)
     from atoll.cli.saved import load_saved
-    from atoll.recipes.data import STDLIB, load_corpus
+    from atoll.recipes.data import load_corpus
     from atoll.recipes.evaluate import evaluate
     from atoll.recipes.loop import PRESETS
+    from atoll.recipes.texts import STDLIB
 
     saved = load_saved(options.run)
     data = options.data or saved.data or (STDLIB,)
-    loss = evaluate(saved.model, load_corpus(*data), length=saved.length or PRESETS[saved.name].length)
+    corpus = load_corpus(*data)
+    if corpus.remark:
+        warn(corpus.remark)
+    loss = evaluate(saved.model, corpus, length=saved.length or PRESETS[saved.name].length)
     print(f"{saved.name}: {loss:.4f} nats per byte on held-out text of {' '.join(data)}")
     return 0

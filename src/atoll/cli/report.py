@@ -63,7 +63,7 @@ def write(path: Path, page: str) -> Path:
     from atoll.store.files import write_atomic
 
     try:
-        write_atomic(path, page.encode())
+        write_atomic(path, page.encode(errors="backslashreplace"))
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror}; give another file with --to") from error
     return path

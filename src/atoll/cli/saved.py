@@ -15,9 +15,8 @@ from safetensors.torch import load
 from atoll.core.config import DATA_PARALLEL
 from atoll.core.layout import fingerprint
 from atoll.errors import RunError
-from atoll.launch.options import RECIPE_FILE
 from atoll.recipes.model import MODELS, ByteModel, build_model
-from atoll.store.rundir import read_settings
+from atoll.store.rundir import RECIPE_FILE, read_settings, read_toml
 from atoll.tensors.hashing import payload_hash
 from atoll.tensors.names import specs_of
 from atoll.watch.read import fold_run, not_begun
@@ -56,7 +55,7 @@ def load_saved(run: Path) -> Saved:
 def read_recipe(run: Path) -> dict[str, Any]:
     """recipe.toml; empty where the run was made by hand."""
     try:
-        return tomllib.loads((run / RECIPE_FILE).read_text())
+        return read_toml(run / RECIPE_FILE)
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -102,8 +101,8 @@ def _model_of(wanted: str, run: Path) -> str:
 
 
 def how_to_load(run: Path) -> str:
-    """For a model that only its user can build."""
-    return f'load it: model.load_state_dict(safetensors.torch.load_file("{run}/model/model.safetensors"))'
+    """For a model that only its user can build: what to type, in ASCII whatever the path is called."""
+    return f"load it into yours, in Python: atoll.load(model, {str(run / 'model' / 'model.safetensors')!a})"
 
 
 def next_step(run: Path) -> str | None:

@@ -73,7 +73,9 @@ def serve_run(options: SyncerCommand, settings: dict[str, str | int | float], ho
         shown = socket.gethostname() if where.host in ("0.0.0.0", "::") else where.host
         same = ", with the same ATOLL_TOKEN" if load_token() else ""
         console.tell(f"syncer of run {where.run_id} listens at {format_address(where.host, where.port)}")
-        console.tell(f"in another terminal{same}:  atoll learner --address {format_address(shown, where.port)}")
+        reached = format_address(shown, where.port)
+        console.tell(f"in another terminal{same}:  atoll learner --address {reached}")
+        console.tell(f'or in a script of yours:  atoll.join(model, optimizer, address="{reached}")')
         if shown not in ("127.0.0.1", "::1", "localhost"):
             console.tell(f"ports {where.port} and {where.bulk_port} must be open for learners on other machines")
 

@@ -65,8 +65,11 @@ def train_parallel(options: Train) -> int:
     from atoll.launch.plan import INTERVAL
     from atoll.store.steps import StepRow
     from atoll.watch.parallel import StepLines, summarise_parallel
+    from atoll.watch.read import loss_unit
 
     plan = prepare_parallel(options)
+    if plan.corpus.remark:
+        warn(plan.corpus.remark)
     lines = StepLines(steps=plan.steps, ranks=options.learners, every=INTERVAL)
 
     def on_step(row: StepRow) -> None:
@@ -87,7 +90,8 @@ def train_parallel(options: Train) -> int:
         wall_s=time.monotonic() - started_s,
         eval_loss=evaluate_run(plan.run_dir, plan.corpus, plan.learners[0].preset().length),
         versions=versions(),
-        extra={"model": options.model, "data": list(options.data), "exit": outcome.reason},
+        extra={"loss_unit": loss_unit(plan.run_dir), "model": options.model, "data": list(options.data)}
+        | {"exit": outcome.reason},
     )
     write_summary(plan.run_dir, summary)
     console.closing(parallel_lines(plan.run_dir, summary), summary)

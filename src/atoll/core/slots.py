@@ -6,7 +6,7 @@ and how the tape tells of it, is in core.slot.
 
 from __future__ import annotations
 
-from atoll.core.causes import FAR_NORM
+from atoll.core.causes import FAR_NORM, larger_quorum
 from atoll.core.context import Context
 from atoll.core.contributions import Contribution
 from atoll.core.events import Commit, CommitDone, CommitFailed, Input, Merge, MergeDone, Publish
@@ -224,8 +224,8 @@ class SlotEngine:
         self._alone = (life, count)
         if count == SAME_LEARNER_ROUNDS * self._config.fragments:
             self._ctx.notice(
-                f"learner {life.name} alone filled the last {count} slots although others are ready; "
-                f"raise --quorum above {self.quorum_size()} or check the other learners' links"
+                f"learner {life.name} alone filled the last {count} slots although others are ready; check their "
+                f"links, or begin the next run with {larger_quorum(self._config, self.quorum_size())}"
             )
 
     def _all_open(self) -> list[Contribution]:
@@ -318,7 +318,7 @@ class SlotEngine:
         if overruled:
             self._ctx.notice(
                 f"slot {slot.number}: more than half of the contributions have norms far above the history of "
-                f"piece {slot.piece}; none is refused. If the loss rises, lower the inner learning rate"
+                f"fragment {slot.piece}; none is refused. If the loss rises, lower the inner learning rate"
             )
         for contribution in outside:
             reason = f"norm {contribution.norm:.3g} {FAR_NORM}"
@@ -330,7 +330,7 @@ class SlotEngine:
         piece = self._pieces[slot.piece]
         if not event.finite:
             slot.move("not finite")
-            self._ctx.notice(f"slot {slot.number}: the merged piece {slot.piece} is not finite and was dropped")
+            self._ctx.notice(f"slot {slot.number}: the merged fragment {slot.piece} is not finite and was dropped")
             for contribution in slot.inputs:
                 self._fates.settle(contribution, MERGE_NOT_FINITE)
             self._record_empty(slot)

@@ -392,16 +392,16 @@ class Syncer:
     def _announce_fault(self, member: Member, message: Announce) -> str | None:
         """What only a broken peer can send; None if it is well formed."""
         if not 0 <= message.piece < self._config.fragments:
-            return f"piece {message.piece} does not exist"
+            return f"fragment {message.piece} does not exist"
         expected = self._layout.pieces[message.piece].payload_bytes(self._config.payload)
         if message.size_bytes != expected:
-            return f"piece {message.piece} has {message.size_bytes} bytes instead of {expected}"
+            return f"fragment {message.piece} has {message.size_bytes} bytes instead of {expected}"
         if message.slot < 1 or self._config.piece_of(message.slot) != message.piece:
-            return f"slot {message.slot} does not serve piece {message.piece}"
+            return f"slot {message.slot} does not serve fragment {message.piece}"
         if not self.seeded or message.anchor > self.pieces[message.piece].version:
-            return f"it holds version {tuple(message.anchor)} of piece {message.piece}, which was never published"
+            return f"it holds version {tuple(message.anchor)} of fragment {message.piece}, which was never published"
         if message.piece in member.open:
-            return f"it announced piece {message.piece} twice at once"
+            return f"it announced fragment {message.piece} twice at once"
         return None
 
     def _announce_refusal(self, member: Member, message: Announce) -> Verdict | None:

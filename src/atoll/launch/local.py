@@ -15,13 +15,13 @@ from atoll.core.records import PhaseLine, PublishedLine, Record
 from atoll.errors import RunError
 from atoll.launch.child import ENDED_DIVERGED
 from atoll.launch.cores import Share, machine_cores, thread_environment
-from atoll.launch.options import OPTIONS_FILE, RECIPE_FILE
+from atoll.launch.options import OPTIONS_FILE
 from atoll.launch.prepare import Plan
 from atoll.launch.processes import Child, Patience, Signals, describe_exit, write_pids
 from atoll.recipes.loop import TrainConfig
 from atoll.recipes.muon import MUON_LR
 from atoll.store.files import write_atomic
-from atoll.store.rundir import gone_text, is_gone, open_rundir, remove_run, to_toml
+from atoll.store.rundir import RECIPE_FILE, gone_text, is_gone, open_rundir, remove_run, toml_bytes
 from atoll.store.tape import read_tape
 from atoll.watch.lines import count
 from atoll.wire.channel import format_address
@@ -369,8 +369,8 @@ def unwritable(run_dir: Path, error: OSError) -> RunError:
 
 def write_recipe(run_dir: Path, train: TrainConfig, options: Mapping[str, Any]) -> None:
     """What is to be known to use the model, and to make such a run again."""
-    write_atomic(run_dir / RECIPE_FILE, to_toml(recipe_of(train)).encode())
-    write_atomic(run_dir / OPTIONS_FILE, to_toml(options).encode())
+    write_atomic(run_dir / RECIPE_FILE, toml_bytes(recipe_of(train)))
+    write_atomic(run_dir / OPTIONS_FILE, toml_bytes(options))
 
 
 def recipe_of(train: TrainConfig) -> dict[str, str | int | float]:

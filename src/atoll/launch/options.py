@@ -58,7 +58,6 @@ class LocalOptions(Method):
 
 
 STEPS = 300
-RECIPE_FILE = "recipe.toml"
 """In the run's directory: what its learners train, for `atoll evaluate` and `atoll sample`."""
 OPTIONS_FILE = "options.toml"
 """In the run's directory: for --config, to make such a run again."""

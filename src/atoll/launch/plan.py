@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import socket
 from collections.abc import Sequence
@@ -64,7 +65,8 @@ def method_settings(
     if not 1 <= steps <= STEPS_MAX:
         raise ConfigError(f"steps={steps} must be between 1 and {STEPS_MAX}")
     if method.quorum is not None and not 1 <= method.quorum <= learners:
-        raise ConfigError(f"quorum={method.quorum} must be between 1 and {counted_as}={learners}")
+        remedy = f"; raise {counted_as} with it" if method.quorum > learners else ""
+        raise ConfigError(f"quorum={method.quorum} must be between 1 and {counted_as}={learners}{remedy}")
     if method.quorum is not None and method.mode != "decoupled":
         raise ConfigError(f"quorum={method.quorum} does nothing in mode={method.mode}, which waits for all; omit it")
     diloco = method.mode == "diloco"
@@ -147,7 +149,11 @@ def check_port(name: str, host: str, port: int) -> None:
 
 
 def check_run_dir(path: Path) -> None:
-    """RunError where `path` is not a new or an empty directory."""
+    """RunError where `path` is not a new or an empty directory, or has a name that safetensors cannot open."""
+    try:
+        os.fsencode(path).decode()
+    except UnicodeError:
+        raise RunError(f"run directory {str(path)!r} has a name that is not UTF-8; choose another with --run") from None
     try:
         if path.exists() and (not path.is_dir() or not is_vacant(path)):
             what = "holds another run" if (path / "run.toml").exists() else "is not an empty directory"

@@ -122,7 +122,8 @@ def prepare(options: LocalOptions, environ: Mapping[str, str] = os.environ) -> P
     token = load_token(environ)
     check_listening(host, token)
     check_port("listen port", host, port)
-    notes = [balance_warning(layout)]
+    corpus = check_data(learners[0])
+    notes = [balance_warning(layout), corpus.remark or None]
     if options.listen is not None and not token:
         notes.append(
             "no ATOLL_TOKEN is set: none but this run's own learners can reach its syncer; set it before the run"
@@ -141,7 +142,7 @@ def prepare(options: LocalOptions, environ: Mapping[str, str] = os.environ) -> P
         learners=learners,
         shares=tuple(parts),
         token=token or secrets.token_urlsafe(24),
-        corpus=check_data(learners[0]),
+        corpus=corpus,
         notes=tuple(note for note in notes if note is not None),
         options=as_told(options),
         evals=evals,

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from atoll.errors import ConfigError, DataError
+from atoll.recipes.texts import STDLIB, Texts
 
-STDLIB = "stdlib"
 HELDOUT_ONE_IN = 20
 CHUNK_BYTES = 65_536
 WINDOWS_MIN = 8
@@ -35,58 +33,13 @@ class Corpus:
     """uint8 [n]."""
     heldout: np.ndarray
     """uint8 [m], never trained on."""
+    remark: str = ""
+    """For people: what of the data was left out, and how much was read; empty: all of it was."""
 
 
 def _is_heldout(relative: str) -> bool:
     digest = hashlib.blake2b(relative.encode(errors="surrogateescape"), digest_size=8).digest()
     return int.from_bytes(digest, "little") % HELDOUT_ONE_IN == 0
-
-
-def _walk(root: Path, suffix: str = "", without: frozenset[str] = frozenset()) -> list[Path]:
-    """Files below root, sorted by relative path; hidden names and folders named in `without` are left out."""
-    found = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = [f for f in folders if not f.startswith(".") and f not in without]
-        found += [Path(folder, name) for name in names if name.endswith(suffix) and not name.startswith(".")]
-    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
-
-
-def _read_or_skip(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes() if path.is_file() else None
-    except OSError:
-        return None
-
-
-def _is_text(content: bytes) -> bool:
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return False
-    return b"\0" not in content
-
-
-def _stdlib_files() -> list[tuple[str, bytes]]:
-    root = Path(sysconfig.get_path("stdlib"))
-    paths = _walk(root, ".py", frozenset({"site-packages", "dist-packages", "__pycache__"}))
-    read = ((path.relative_to(root).as_posix(), _read_or_skip(path)) for path in paths)
-    return [(name, content) for name, content in read if content]
-
-
-def _files_of(path: Path) -> list[tuple[str, bytes]]:
-    """(relative path, content) of a text file, or of all text files in a folder."""
-    if path.is_dir():
-        read = ((p.relative_to(path).as_posix(), _read_or_skip(p)) for p in _walk(path))
-        return [(name, content) for name, content in read if content and _is_text(content)]
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise DataError(f"data {str(path)!r} does not exist; give a file, a folder or {STDLIB!r}") from None
-    except OSError as error:
-        raise DataError(f"data {str(path)!r} is unreadable ({error.strerror}); check its mode") from None
-    if not _is_text(content):
-        raise DataError(f"data {str(path)!r} is not UTF-8 text; give a text file or a folder with some")
-    return [(path.name, content)] if content else []
 
 
 def _array(contents: Sequence[bytes]) -> np.ndarray:
@@ -105,19 +58,22 @@ def _split(files: Sequence[tuple[str, bytes]]) -> tuple[np.ndarray, np.ndarray]:
 def load_corpus(*sources: str | os.PathLike[str]) -> Corpus:
     """`load_corpus("stdlib")`, the running Python's own library sources, or `load_corpus(path, ...)`.
 
-    Paths are text files and folders (recursive; binary and unreadable files in folders are skipped). One file
-    in twenty is held out; where that leaves either side empty, the last 5% of each file. Raises DataError.
+    Paths are text files and folders (recursive). What a folder has beside texts in UTF-8 is left out, and named in
+    the corpus's `remark`. One file in twenty is held out; where that leaves either side empty, the last 5% of each
+    file. Raises DataError.
     """
     if not sources:
         raise DataError(f"no data given; give text files, folders or {STDLIB!r}")
-    files: list[tuple[str, bytes]] = []
+    texts = Texts()
     for source in sources:
-        files += _stdlib_files() if source == STDLIB else _files_of(Path(source))
+        texts.add(source)
     name = " ".join(map(str, sources))
-    train, heldout = _split(files)
+    train, heldout = _split(texts.files)
     if not len(train):
-        raise DataError(f"data {name!r} holds no text; give text files or folders with some, or {STDLIB!r}")
-    return Corpus(name=name, train=train, heldout=heldout)
+        why = f" ({texts.left_out})" if texts.left_out else ""
+        raise DataError(f"data {name!r} holds no text{why}; give text files or folders with some, or {STDLIB!r}")
+    remark = f"data {name!r}: {texts.remark}" if texts.remark else ""
+    return Corpus(name=name, train=train, heldout=heldout, remark=remark)
 
 
 def shard_of(corpus: Corpus, *, learner_index: int, learners: int) -> np.ndarray:

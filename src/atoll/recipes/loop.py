@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,8 @@ from atoll.recipes.muon import (
 )
 from atoll.recipes.schedule import rate_factor, rewarm_factor
 from atoll.train.learner import interrupted_by
+
+_log = logging.getLogger("atoll")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +195,8 @@ def train(
     preset = config.preset()
     corpus = load_corpus(*config.data)
     check_corpus(corpus, learners=config.learners, length=preset.length)
+    if corpus.remark:
+        _log.warning("%s", corpus.remark)
     model = build_model(config.model, config.seed).to(config.device)
     optimizer = optimizer_of(config, model)
     steps_dir = config.run_dir / "steps"

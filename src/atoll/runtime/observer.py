@@ -123,7 +123,7 @@ class NetworkReader:
             else:
                 data = _read_payload(call, index, sizes[index])
                 if payload_hash(data) != digest:
-                    raise WireError(f"the bytes of piece {index} do not match their hash")
+                    raise WireError(f"the bytes of fragment {index} do not match their hash")
             pieces.append(MergedPiece(version, slot, data))
         self._held, self._hashes = pieces, [digest for _, _, digest in header]
         return assemble(self.run_id, self._layout, self._payload, pieces)
@@ -135,7 +135,7 @@ def _read_payload(call: Iterator[pb.FetchChunk], index: int, size_bytes: int) ->
     while len(buffer) < size_bytes:
         chunk = next(call, None)
         if chunk is None or not chunk.data or len(buffer) + len(chunk.data) > size_bytes:
-            raise WireError(f"piece {index} does not have its {size_bytes} bytes")
+            raise WireError(f"fragment {index} does not have its {size_bytes} bytes")
         buffer += chunk.data
     return memoryview(buffer)
 

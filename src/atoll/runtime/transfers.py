@@ -225,7 +225,7 @@ class Transfers:
         call = self._open_download(request, metadata=self._metadata)
         chunk = await call.read()
         if chunk is grpc.aio.EOF or not chunk.HasField("header"):
-            raise WireError(f"download of piece {action.piece} has no header")
+            raise WireError(f"download of fragment {action.piece} has no header")
         header = chunk.header
         self._begin(action, progress, header)
         while chunk is not grpc.aio.EOF:
@@ -236,7 +236,7 @@ class Transfers:
     def _store(self, action: StartDownload, progress: _Partial, data: bytes) -> None:
         stop = progress.offset + len(data)
         if stop > action.size_bytes:
-            raise WireError(f"download of piece {action.piece} is longer than {action.size_bytes} bytes")
+            raise WireError(f"download of fragment {action.piece} is longer than {action.size_bytes} bytes")
         self._memory.place(action.place, action.size_bytes)[progress.offset : stop] = data
         progress.hasher.update(data)
         progress.offset = stop
@@ -244,17 +244,17 @@ class Transfers:
 
     def _complete(self, action: StartDownload, progress: _Partial, header: pb.DownloadHeader) -> pb.DownloadHeader:
         if progress.offset != action.size_bytes:
-            raise WireError(f"download of piece {action.piece} ended at {progress.offset}/{action.size_bytes} bytes")
+            raise WireError(f"download of fragment {action.piece} ended at {progress.offset}/{action.size_bytes} bytes")
         return header
 
     def _begin(self, action: StartDownload, progress: _Partial, header: pb.DownloadHeader) -> None:
         """Check the header; start anew where the syncer has another version."""
         if header.size_bytes != action.size_bytes:
-            raise WireError(f"piece {action.piece} has {header.size_bytes} bytes, not {action.size_bytes}")
+            raise WireError(f"fragment {action.piece} has {header.size_bytes} bytes, not {action.size_bytes}")
         check.check_number("slot", header.slot)
         version = convert.version_from_wire(header.version)
         if header.offset == 0:
             progress.version, progress.offset = version, 0
             progress.hasher = PayloadHasher()
         elif header.offset != progress.offset or version != progress.version:
-            raise WireError(f"download of piece {action.piece} goes on at {header.offset}, not {progress.offset}")
+            raise WireError(f"download of fragment {action.piece} goes on at {header.offset}, not {progress.offset}")

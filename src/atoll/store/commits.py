@@ -140,7 +140,7 @@ def _read(path: Path, piece: int) -> Committed | str:
     except (OSError, SafetensorError) as error:
         return f"{path.name}: {' '.join(str(error).split())}"
     if head.piece != piece:
-        return f"{path.name}: holds piece {head.piece}"
+        return f"{path.name}: holds fragment {head.piece}"
     if any(t.dtype != torch.float32 or t.dim() != 1 for t in (theta, momentum)) or theta.shape != momentum.shape:
         return f"{path.name}: theta and momentum must be flat float32 of one size"
     if tensor_hash(theta) != head.theta_hash or tensor_hash(momentum) != head.momentum_hash:

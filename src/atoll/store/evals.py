@@ -24,7 +24,7 @@ class EvalLine(msgspec.Struct, frozen=True, kw_only=True):
     slot: int
     """Newest slot that is part of the model; the tape tells when it was published."""
     loss: float
-    """Mean over held-out data: nats per byte or token for text."""
+    """Mean over held-out data: nats per byte for the built-in recipes."""
     batches: int
     cpu_s: float
     """CPU time that this evaluation took, user and system."""

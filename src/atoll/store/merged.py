@@ -175,7 +175,7 @@ class MergedReader:
         if lost:
             reasons = [reason for index in lost for reason in found[index][1]]
             if reasons:
-                raise RunError(f"piece {lost[0]} of {self._path} has no intact commit: {'; '.join(reasons[:2])}")
+                raise RunError(f"fragment {lost[0]} of {self._path} has no intact commit: {'; '.join(reasons[:2])}")
             raise NothingMergedError(
                 f"nothing is merged yet in {self._path}: version 0 is not there; try again later, or give --every"
             )
@@ -214,12 +214,12 @@ class MergedReader:
                 return None
             if len(theta) != size:
                 raise RunError(
-                    f"{found.path} has {len(theta)} values, piece {index} of layout.json {size}: the directory "
+                    f"{found.path} has {len(theta)} values, fragment {index} of layout.json {size}: the directory "
                     "holds files of two layouts; pull from the directory of one run"
                 )
             data = memoryview(encode_piece(theta, layout.pieces[index], self._payload).numpy()).cast("B")
             return MergedPiece(head.version, head.slot, data)
-        raise RunError(f"piece {index} of {self._path} has no intact commit: {'; '.join(reasons)}")
+        raise RunError(f"fragment {index} of {self._path} has no intact commit: {'; '.join(reasons)}")
 
 
 def _cut(heads: Sequence[Sequence[_Found]], slot: int) -> list[Version | None]:

@@ -22,6 +22,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -33,6 +34,7 @@ Value = str | int | float | bool | tuple[str, ...]
 SETTINGS_BYTES_MAX = 1024 * 1024
 LAYOUT_BYTES_MAX = 256 * 1024 * 1024
 LAYOUT_SCHEMA = 1
+RECIPE_FILE = "recipe.toml"
 EPOCH_DIGITS = 10
 EPOCH_NAME = re.compile(r"[0-9]{1,18}")
 
@@ -88,7 +90,7 @@ class RunDir:
             raise RunError(
                 f"settings of run {settings.get('run_id')!r} do not belong in {self.path} of {self.run_id!r}"
             )
-        write_atomic(self.settings_file, to_toml(settings).encode())
+        write_atomic(self.settings_file, toml_bytes(settings))
 
     def write_layout(self, layout: Layout) -> None:
         """Write layout.json: commit files hold flat pieces, and it alone tells names and shapes."""
@@ -154,7 +156,7 @@ def take_directory(path: Path, settings: Mapping[str, Value]) -> None:
 def _claim(path: Path, settings: Mapping[str, Value]) -> None:
     if not is_vacant(path):
         raise RunError(f"directory {path} is not empty and holds no run; choose another, or empty it")
-    if not write_first(path / "run.toml", to_toml(settings).encode()):
+    if not write_first(path / "run.toml", toml_bytes(settings)):
         raise RunError(f"directory {path} was taken by another run just now; choose another directory")
 
 
@@ -206,7 +208,7 @@ def read_settings(path: Path) -> dict[str, Value]:
     try:
         if file.stat().st_size > SETTINGS_BYTES_MAX:
             raise RunError(f"{file} has {file.stat().st_size} bytes; at most {SETTINGS_BYTES_MAX} are read")
-        return tomllib.loads(file.read_text())
+        return read_toml(file)
     except FileNotFoundError as error:
         raise RunError(
             f"directory {path} holds no run: run.toml is missing; give the directory that `--run` named"
@@ -247,6 +249,16 @@ def owner_of(path: Path) -> str | None:
     if not isinstance(run_id, str):
         raise RunError(f"{path / 'run.toml'} names no run_id; choose another directory")
     return run_id
+
+
+def toml_bytes(values: Mapping[str, Value]) -> bytes:
+    """As a file. Names of files keep their bytes, whatever encoding they and this process have."""
+    return os.fsencode(to_toml(values))
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """What `toml_bytes` made, or somebody's own; OSError, tomllib.TOMLDecodeError."""
+    return tomllib.loads(os.fsdecode(file.read_bytes()))
 
 
 def to_toml(values: Mapping[str, Value]) -> str:

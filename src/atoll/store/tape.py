@@ -56,8 +56,20 @@ class Entry:
 
 def encode_line(i: int, record: Record) -> bytes:
     """The line of a record, with its newline."""
-    body = _encoder.encode(record)
+    try:
+        body = _encoder.encode(record)
+    except UnicodeEncodeError:  # a text has the name of a file that is no UTF-8
+        body = _encoder.encode(printable(msgspec.to_builtins(record)))
     return b'{"i":%d,"kind":"%s",' % (i, type(record).__name__.lower().encode()) + body[1:] + b"\n"
+
+
+def printable(value: Any) -> Any:
+    """Plain data, with `\\udcff` in its texts for what no encoding has: names of files may have any bytes."""
+    if isinstance(value, dict):
+        return {name: printable(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [printable(each) for each in value]
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 
 def decode_line(line: bytes) -> tuple[int, str, Record | None]:

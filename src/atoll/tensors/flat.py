@@ -31,7 +31,7 @@ def _check_flat(flat: Tensor, piece: Piece) -> None:
     if flat.dtype != torch.float32 or tuple(flat.shape) != (piece.size,):
         raise ConfigError(
             f"flat tensor {flat.dtype}{list(flat.shape)} must be torch.float32[{piece.size}] "
-            f"for piece {piece.index}"
+            f"for fragment {piece.index}"
         )
 
 

@@ -163,7 +163,7 @@ def _check_deltas(deltas: Sequence[Tensor], weights: Sequence[float], piece: Pie
         if delta.dtype != torch.float32 or tuple(delta.shape) != (piece.size,):
             raise ConfigError(
                 f"delta {index} is {delta.dtype}{list(delta.shape)}, must be torch.float32[{piece.size}] "
-                f"for piece {piece.index}"
+                f"for fragment {piece.index}"
             )
 
 

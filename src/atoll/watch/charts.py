@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from statistics import fmean
+from textwrap import wrap
 from typing import TypeVar
 
 import plotly.graph_objects as go
@@ -18,8 +19,12 @@ from atoll.watch.view import RunView
 from atoll.watch.window import agreement
 
 Row = TypeVar("Row")
+LABEL_MOST, WRAP_AT = 18, 28
+"""Characters of a learner's name on an axis, and of a line of a legend: a page may be 420 pixels wide."""
 POINTS_MAX = 300
 FRAGMENTS_WITH_NUMBERS = 12
+LEARNERS_NAMED = 12
+"""More do not fit beside a picture; the pointer names them."""
 STATES = {
     "ready": ("training", "#2a9d8f"),
     "idle": ("standing still", "#e9c46a"),
@@ -28,7 +33,7 @@ STATES = {
     "gone": ("lost for good", "#6a040f"),
 }
 COLOURS = ("#4895ef", "#f4a261", "#2a9d8f", "#b56fd8", "#e63946", "#8d99ae", "#e9c46a", "#06d6a0")
-ROW_PX, BASE_PX = 30, 150
+ROW_PX, BASE_PX, LEGEND_PX = 30, 150, 20
 
 
 def page_figure(height: int = 340, **layout: object) -> go.Figure:
@@ -73,7 +78,7 @@ class Charts:
         return (ns - self._start_ns) / self._unit_ns
 
     def _time_axis(self, figure: go.Figure) -> go.Figure:
-        figure.update_xaxes(title=f"{self._unit} since the run began", rangemode="tozero")
+        figure.update_xaxes(title=f"{self._unit} into the run", rangemode="tozero")
         return figure
 
     # ------------------------------------------------------------ loss
@@ -89,14 +94,26 @@ class Charts:
         figure = page_figure()
         points = self.view.history.losses()
         xs = [tokens if over == "tokens" else self._at(ns) for ns, tokens, _ in points]
-        figure.add_scatter(x=xs, y=[loss for *_, loss in points], name="training, mean of the learners", mode="lines")
+        figure.add_scatter(x=xs, y=[loss for *_, loss in points], name="training, mean of all", mode="lines")
         found = [(x, line.loss) for line in self.evals if (x := self._eval_x(line, over)) is not None]
         if found:
             figure.add_scatter(x=[x for x, _ in found], y=[y for _, y in found], name="held-out", mode="lines+markers")
-        figure.update_yaxes(title="loss")
+        figure.update_yaxes(title=loss_title(self.view.loss_unit))
         if over == "time":
             return self._time_axis(figure)
         return figure.update_xaxes(title="tokens computed", rangemode="tozero")
+
+    def learners_loss(self) -> go.Figure:
+        """Training loss of each learner."""
+        curves = {name: curve.means() for name, curve in sorted(self.view.history.curves.items())}
+        named, told = len(curves) <= LEARNERS_NAMED, labels(curves)
+        figure = page_figure(340 + (LEGEND_PX * len(curves) // 2 if named else 0), showlegend=named)
+        for name, points in curves.items():
+            if points:
+                xs, ys = [self._at(ns) for ns, *_ in points], [loss for *_, loss in points]
+                figure.add_scatter(x=xs, y=ys, name=told[name], mode="lines", line={"width": 1.5})
+        figure.update_yaxes(title=loss_title(self.view.loss_unit))
+        return self._time_axis(figure)
 
     def _eval_x(self, line: EvalLine, over: str) -> float | None:
         """Where its slot stands; the end for a slot of the finish."""
@@ -143,7 +160,8 @@ class Charts:
         rows_down = ["slots", *reversed(names)]
         figure.update_yaxes(categoryorder="array", categoryarray=rows_down, type="category")
         slow = slow_learners(self.view)
-        said = [f"{name} (steps take {slow[name][0]:.1f}x)" if name in slow else name for name in rows_down]
+        told = labels(rows_down)
+        said = [told[n] + (f"<br>(steps take {slow[n][0]:.1f}x)" if n in slow else "") for n in rows_down]
         figure.update_yaxes(tickvals=rows_down, ticktext=said)
         return self._time_axis(figure)
 
@@ -195,7 +213,7 @@ class Charts:
             ygap=2,
         )
         figure.update_xaxes(title="fragment", type="category", showgrid=False)
-        return figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
+        return name_rows(figure.update_yaxes(autorange="reversed", showgrid=False), names)
 
     def fates(self) -> go.Figure:
         """What became of each learner's contributions, by reason."""
@@ -205,13 +223,16 @@ class Charts:
         for (name, _, fate, reason), number in sorted(self.view.history.fates.items()):
             counts.setdefault(f"{fate}: {reason}", Counter())[name] += number
         names = sorted({name for name, _ in self.view.lives})
-        figure = page_figure(BASE_PX + ROW_PX * len(names) + 22 * len(counts), barmode="stack", bargap=0.3)
+        told = {fate: wrapped(fate) for fate in counts}
+        legend_px = LEGEND_PX * sum(1 + each.count("<br>") for each in told.values())
+        figure = page_figure(BASE_PX + ROW_PX * len(names) + legend_px, barmode="stack", bargap=0.3)
         for index, (fate, found) in enumerate(counts.items()):
             colour = "#2a9d8f" if fate == "merged" else COLOURS[(index + 3) % len(COLOURS)]
-            figure.add_bar(orientation="h", y=names, x=[found[n] for n in names], name=fate, marker={"color": colour})
+            xs = [found[n] for n in names]
+            figure.add_bar(orientation="h", y=names, x=xs, name=told[fate], marker={"color": colour})
         figure.update_layout(legend={"orientation": "v", "yanchor": "bottom", "y": 1.02, "x": 0}, showlegend=True)
-        figure.update_yaxes(type="category", autorange="reversed")
-        return figure.update_xaxes(title="contributions")
+        figure.update_yaxes(autorange="reversed")
+        return name_rows(figure, names).update_xaxes(title="contributions")
 
     # ------------------------------------------------------------ slots
 
@@ -219,7 +240,7 @@ class Charts:
         """Where the time of a slot went."""
         figure = page_figure()
         for name, value in (
-            ("quorum: from the first clock to the K-th", lambda row: row.quorum_wait_ns),
+            ("quorum: for enough learners", lambda row: row.quorum_wait_ns),
             ("grace: for slower learners", lambda row: row.waited_ns),
             ("collecting bytes", lambda row: row.collect_ns),
             ("merging and writing", lambda row: row.settled_ns - row.closed_ns - row.collect_ns),
@@ -261,7 +282,7 @@ class Charts:
         return self._over_rounds(
             "cosine",
             ("two learners in one slot", agreement),
-            ("a merged delta and the momentum before it", lambda row: row.follows if row.merged else None),
+            (wrapped("a merged delta and the momentum before it"), lambda row: row.follows if row.merged else None),
         )
 
     def norms(self) -> go.Figure:
@@ -291,6 +312,36 @@ class Charts:
         """Means of at most so many bins of slots."""
         found = [(self._at(chunk[-1].closed_ns), fmean(map(value, chunk))) for _, chunk in chunks(rows, POINTS_MAX)]
         return [x for x, _ in found], [y for _, y in found]
+
+
+def labels(names: Iterable[str]) -> dict[str, str]:
+    """Of each name what fits beside a picture: long ones without their middle, as long as they stay apart."""
+    all_names, most = list(names), LABEL_MOST
+    while True:
+        found = {name: _without_middle(name, most) for name in all_names}
+        if len(set(found.values())) == len(found):
+            return found
+        most += 4
+
+
+def _without_middle(name: str, most: int) -> str:
+    return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[most // 2 - most :]}"
+
+
+def name_rows(figure: go.Figure, names: Sequence[str]) -> go.Figure:
+    """A row for each name."""
+    told = labels(names)
+    return figure.update_yaxes(type="category", tickvals=list(names), ticktext=[told[name] for name in names])
+
+
+def wrapped(text: str) -> str:
+    """In lines that fit a legend."""
+    return "<br>".join(wrap(text, WRAP_AT))
+
+
+def loss_title(unit: str) -> str:
+    """Of an axis or a column."""
+    return f"loss ({unit})" if unit else "loss"
 
 
 def chunks(rows: Sequence[SlotRow], count_max: int) -> list[tuple[SlotRow | None, Sequence[SlotRow]]]:

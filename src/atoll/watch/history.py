@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from atoll.core.records import ClosedLine, FateLine, MemberLine, Merge1, NoticeLine, QuorumLine, SlotLine
-from atoll.watch.tallies import Share
+from atoll.watch.tallies import LossCurve, Share
 
 NOTICES_MAX = 1000
 LONG_RUN_NS = 600 * 10**9
 """From here on times are told in minutes."""
+GOOD_ENDS = ("finished", "finish")
 PRESENT = ("joining", "ready", "idle")
 NUMBERS = re.compile(r"\d[\d.e+-]*")
 
@@ -97,6 +98,8 @@ class History:
     loss_tokens: array[int] = field(default_factory=lambda: array("q"))
     """Computed by all until then."""
     loss_sums: array[float] = field(default_factory=lambda: array("d"))
+    curves: dict[str, LossCurve] = field(default_factory=lambda: defaultdict(LossCurve))
+    """Losses of each learner, over all its lives."""
     pairs: dict[tuple[str, int], Share] = field(default_factory=lambda: defaultdict(Share))
     """Per learner and piece: merged, over the slots at whose closing it was ready."""
     fates: Counter[tuple[str, int, str, str]] = field(default_factory=Counter)

@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from atoll.watch.tallies import LifeView
+from atoll.core.causes import larger_quorum, with_cause
+from atoll.watch import troubles
+from atoll.watch.tallies import OF_THE_END, LifeView
 from atoll.watch.view import RunView
 from atoll.watch.window import Window, window
 
@@ -27,16 +29,6 @@ PARTICIPATION_LEAST = 0.8
 SLOTS_LEAST = 8
 """Fewer settled slots say nothing."""
 
-REMEDIES = {
-    "slot # had closed": "it comes after the slot has closed: raise `grace_factor`, or `interval`",
-    "its bytes were not in when collecting ended": "its uplink is too slow: raise `overlap`, or `interval`",
-    "stale: its anchor is # versions old": "its downlink is too slow for a round: raise `interval`, or `stale_max`",
-    "its bytes do not match their hash": "its bytes arrive damaged: look at its link and its memory",
-    "it is not finite": "its loss is not finite: look at its data, lower its `lr`",
-    "norm # is far above this piece's history": "its work is far larger than the others': look at its data and `lr`",
-}
-OF_THE_END = "the run is ending"
-"""No reason that a setting could change: every run ends."""
 NOTHING_CAME = "nothing of it was announced: a step of it may take longer than a round; raise `interval`"
 
 
@@ -51,10 +43,13 @@ class Finding:
 
 def findings(view: RunView) -> list[Finding]:
     """What there is to say now, worst first."""
-    if view.config is None or view.settled_slots < SLOTS_LEAST:
+    if view.config is None:
         return []
+    if view.settled_slots < SLOTS_LEAST:
+        return [*_troubles(view)]
     recent = window(view)
-    return [*_alone(view), *_unmerged(view), *_starved(view), *_waste(view, recent), *_outer(view, recent)]
+    of_learners = [*_troubles(view), *_alone(view), *_unmerged(view)]
+    return [*of_learners, *_starved(view), *_waste(view, recent), *_outer(view, recent)]
 
 
 def advice(view: RunView) -> list[Finding]:
@@ -77,6 +72,17 @@ def _all_is_well(view: RunView) -> str:
     )
     said = ", ".join(f"{name} {value:.2f} ({limit})" for name, value, limit in figures if value is not None)
     return f"no setting to change: {said}"
+
+
+def _troubles(view: RunView) -> Iterator[Finding]:
+    """Of single learners."""
+    for kind, told in (
+        ("refused", troubles.refused),
+        ("units", troubles.other_units),
+        ("missed round", troubles.missed),
+        ("left", troubles.left),
+    ):
+        yield from (Finding(kind, text) for text in troubles.first_ones(told(view)))
 
 
 def _alone(view: RunView) -> Iterator[Finding]:
@@ -119,7 +125,7 @@ def reason_of(view: RunView, *names: str) -> str:
         if name in names and reason != OF_THE_END:
             reasons[reason] += number
     for reason, _ in reasons.most_common(1):
-        return REMEDIES.get(reason, f"mostly because {reason}")
+        return f"mostly because {with_cause(reason)}"
     return NOTHING_CAME
 
 
@@ -131,7 +137,7 @@ def _starved(view: RunView) -> Iterator[Finding]:
             reasons = Counter(
                 {reason: n for (_, p, _, reason), n in view.history.fates.items() if p == piece}
             ).most_common(1)
-            why = REMEDIES.get(reasons[0][0], reasons[0][0]) if reasons else "nothing of it was announced"
+            why = f"mostly because {with_cause(reasons[0][0])}" if reasons else "nothing of it was announced"
             yield Finding(
                 "starved", f"fragment {piece} has a participation of {share.mean:.2f}, all together {whole:.2f}; {why}"
             )
@@ -139,23 +145,26 @@ def _starved(view: RunView) -> Iterator[Finding]:
 
 def _waste(view: RunView, recent: Window) -> Iterator[Finding]:
     """Work that is not merged, and time that is waited."""
+    assert view.config is not None
+    config = view.config
     if recent.kept is not None and recent.kept < KEPT_LEAST:
         yield Finding(
             "yield",
             f"only {recent.kept:.0%} of what was computed in the last {len(recent.rows)} slots was merged; "
             f"{reason_of(view, *{name for name, *_ in view.history.fates})}",
         )
-    elif recent.participation is not None and recent.participation < PARTICIPATION_LEAST:
+    elif recent.participation is not None and recent.participation < PARTICIPATION_LEAST and not config.locked:
+        wider = larger_quorum(config, config.quorum_of(max(1, recent.rows[-1].ready)))
         yield Finding(
             "participation",
             f"{recent.participation:.0%} of the ready learners take part in a slot; the others come in a later one "
-            "with more steps, and nothing is lost. If they should come together, raise `grace_factor` or `quorum`",
+            f"with more steps, and nothing is lost. If they should come together, begin the next run with {wider}",
         )
     if recent.grace_ns is not None and recent.slot_ns and recent.grace_ns > GRACE_MOST * recent.slot_ns:
         yield Finding(
             "grace",
             f"slots wait {recent.grace_ns / 1e6:.0f} of {recent.slot_ns / 1e6:.0f} ms for slower learners; nobody "
-            "trains less for it, but updates come later. Lower `grace_factor` if that matters",
+            "trains less for it, but updates come later. Lower `overlap` if that matters",
         )
 
 
@@ -178,7 +187,7 @@ def _directions(view: RunView, whole: Window) -> Iterator[Finding]:
         yield Finding(
             "agreement",
             f"contributions of two learners to one slot have a cosine of {whole.agreement:.2f}: they hardly agree, and "
-            "their mean is mostly noise. A smaller `interval`, a lower `lr` or larger batches bring them together",
+            "their mean is mostly noise. A smaller `interval`, a lower learning rate or larger batches help",
         )
     elif whole.agreement is not None and view.config.merge == "rda" and whole.agreement < RDA_AGREEMENT_LEAST:
         yield Finding(

@@ -15,12 +15,11 @@ from atoll.core.records import (
     SeedLine,
     StartLine,
 )
-from atoll.watch.history import PRESENT
+from atoll.watch.history import GOOD_ENDS, PRESENT
 from atoll.watch.summary import weighted
 from atoll.watch.tallies import Settled
 from atoll.watch.view import RunView
 
-GOOD_ENDS = ("finished", "finish")
 LEGEND = (
     "(loss: mean since the line before; participation: merged of the ready learners; merged: of all tokens so far; "
     "grace: wait for slower learners; merge: from closed to published)"

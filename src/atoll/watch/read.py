@@ -8,7 +8,7 @@ from pathlib import Path
 from atoll.core.config import DATA_PARALLEL
 from atoll.core.records import Record
 from atoll.errors import RunError
-from atoll.store.rundir import read_settings
+from atoll.store.rundir import RECIPE_FILE, read_settings
 from atoll.store.steps import StepReader
 from atoll.store.tape import is_written, read_tape
 from atoll.watch.parallel import fold_parallel
@@ -52,6 +52,7 @@ class Follower:
 def fold_run(run_dir: Path) -> RunView:
     """The read model of a run as far as its tape goes."""
     view = RunView()
+    view.loss_unit = loss_unit(run_dir)
     Follower(run_dir).follow_into(view.feed, view)
     if view.run is None:
         raise RunError(f"run {run_dir} {not_begun(run_dir / 'tape.jsonl')}")
@@ -71,4 +72,11 @@ def read_run(run_dir: Path) -> RunView:
     if settings.get("mode") != DATA_PARALLEL:
         return fold_run(run_dir)
     logs = {path.stem.rpartition("-")[0]: StepReader(path) for path in sorted((run_dir / "steps").glob("*.jsonl"))}
-    return fold_parallel(settings, {name: log.follow() for name, log in logs.items()})
+    view = fold_parallel(settings, {name: log.follow() for name, log in logs.items()})
+    view.loss_unit = loss_unit(run_dir)
+    return view
+
+
+def loss_unit(run_dir: Path) -> str:
+    """What a loss of this run is counted in; empty where learners are loops of somebody's own, which nobody knows."""
+    return "nats per byte" if (run_dir / RECIPE_FILE).is_file() else ""

@@ -11,7 +11,7 @@ from plotly.offline import get_plotlyjs
 
 from atoll.core.config import DATA_PARALLEL
 from atoll.store.evals import EvalLine
-from atoll.watch.charts import Charts, or_nothing, page_figure
+from atoll.watch.charts import LEGEND_PX, Charts, loss_title, or_nothing, page_figure, wrapped
 from atoll.watch.judge import advice
 from atoll.watch.status import status
 from atoll.watch.story import duration, story
@@ -38,7 +38,7 @@ table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 td, th { text-align: left; padding: .2rem .6rem .2rem 0; border-bottom: 1px solid var(--line); vertical-align: top;
          overflow-wrap: anywhere; }
 td.number, th.number { text-align: right; white-space: nowrap; }
-.scroll { overflow-x: auto; } .compared td, .compared th { overflow-wrap: normal; white-space: nowrap; }
+.scroll { overflow-x: auto; } .compared td, .compared th { min-width: 6.2rem; } td.when { white-space: nowrap; }
 @media (max-width: 60rem) { .grid { grid-template-columns: minmax(0, 1fr); } body { padding: .8rem; } }
 .js-plotly-plot .plotly .main-svg text { fill: var(--ink) !important; }
 .js-plotly-plot .plotly .main-svg .heatmaplayer text { fill: #111111 !important; }
@@ -90,6 +90,11 @@ def run_cards(charts: Charts) -> list[Card]:
             wide=True,
         ),
         *loss_cards(charts),
+        Card(
+            "Loss of each learner",
+            "One that stays apart from the others has other data, another rate, or counts its loss another way.",
+            charts.learners_loss(),
+        ),
         Card(
             "Participation",
             "Of the slots of a fragment that a learner was ready for, the share into which it was merged, in per cent.",
@@ -151,39 +156,49 @@ def _captions(runs: Sequence[Compared]) -> str:
 
 
 def _overlaid(runs: Sequence[Compared], over: str) -> go.Figure:
-    figure = page_figure(420)
+    figure = page_figure(420 + LEGEND_PX * len(runs))
     for run in runs:
         single = Charts(run.view, run.evals).loss(over)
         for trace, how in zip(single.data, ("training", "held-out"), strict=False):
-            figure.add_scatter(x=trace.x, y=trace.y, mode=trace.mode, name=f"{run.name}, {how}")
+            figure.add_scatter(x=trace.x, y=trace.y, mode=trace.mode, name=wrapped(f"{run.name}, {how}"))
         figure.update_xaxes(title=single.layout.xaxis.title.text)
-    return figure.update_yaxes(title="loss").update_layout(showlegend=True)
+    return figure.update_yaxes(title=loss_title(_unit(runs))).update_layout(showlegend=True)
+
+
+def _unit(runs: Sequence[Compared]) -> str:
+    """Of the losses, where it is the same in all of them."""
+    units = {run.view.loss_unit for run in runs}
+    return units.pop() if len(units) == 1 else ""
 
 
 def comparison(runs: Sequence[Compared]) -> str:
-    """One row of figures per run."""
-    head = ("run", "mode", "learners", "slots", "time", "tokens", "tokens/s", "merged", "participation", "loss")
-    rows = [table_row(head, cell="th")]
-    for run in runs:
-        view, now = run.view, status(run.view)
-        computed = weighted_tokens(view, piece_books(view))
-        rate = ratio(now.tokens, report_span_s(view))
-        held_out = run.evals[-1].loss if run.eval_loss is None and run.evals else run.eval_loss
-        training = f"{now.loss:.4f} training" if now.loss else "-"
-        loss = f"{held_out:.4f} held-out" if held_out is not None else training
-        slots = f"{now.slot} of {now.slots}" if now.slots else "-"
-        rows.append(
-            table_row(
-                (
-                    *(run.name, now.mode, str(view.learners), slots, f"{now.elapsed_s:.0f} s"),
-                    *(f"{now.tokens:,}", "-" if rate is None else f"{rate:,.0f}"),
-                    f"{computed['merged'] / computed['computed']:.1%}" if computed["computed"] else "-",
-                    f"{now.participation:.3f}" if now.participation is not None else "-",
-                    loss,
-                )
-            )
-        )
+    """One column of figures per run."""
+    columns = [_figures(run) for run in runs]
+    rows = [f"<tr><th></th>{''.join(f'<th>{text(run.name)}</th>' for run in runs)}</tr>"]
+    names = ("mode", "learners", "slots", "time", "tokens", "tokens/s", "merged", "participation")
+    for name, cells in zip((*names, loss_title(_unit(runs))), zip(*columns, strict=True), strict=True):
+        rows.append(f"<tr><th>{text(name)}</th>{''.join(f'<td>{text(cell)}</td>' for cell in cells)}</tr>")
     return f'<div class="card wide scroll"><table class="compared">{"".join(rows)}</table></div>'
+
+
+def _figures(run: Compared) -> tuple[str, ...]:
+    """One run's cells, from top to bottom."""
+    view, now = run.view, status(run.view)
+    computed = weighted_tokens(view, piece_books(view))
+    rate = ratio(now.tokens, report_span_s(view))
+    held_out = run.evals[-1].loss if run.eval_loss is None and run.evals else run.eval_loss
+    training = f"{now.loss:.4f} training" if now.loss else "-"
+    return (
+        now.mode,
+        str(view.learners),
+        f"{now.slot} of {now.slots}" if now.slots else "-",
+        f"{now.elapsed_s:.0f} s",
+        f"{now.tokens:,}",
+        "-" if rate is None else f"{rate:,.0f}",
+        f"{computed['merged'] / computed['computed']:.1%}" if computed["computed"] else "-",
+        f"{now.participation:.3f}" if now.participation is not None else "-",
+        f"{held_out:.4f} held-out" if held_out is not None else training,
+    )
 
 
 # ------------------------------------------------------------ html
@@ -221,7 +236,8 @@ def tables(view: RunView) -> str:
     versions = "".join(table_row(pair) for pair in sorted(view.run.versions.items())) if view.run else ""
     start_ns = view.first_ns or 0
     notices = "".join(
-        table_row((f"{(at_ns - start_ns) / 1e9:.1f} s", said)) for at_ns, said in view.history.notices
+        f'<tr><td class="when">{(at_ns - start_ns) / 1e9:.1f} s</td><td>{text(said)}</td></tr>'
+        for at_ns, said in view.history.notices
     )
     cards = [
         ("Fate of all tokens", ledger),

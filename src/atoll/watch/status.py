@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from atoll.core.causes import FIRST_AWAITED
 from atoll.watch.history import PRESENT, SlotRow
 from atoll.watch.judge import findings, unmerged_slots
 from atoll.watch.summary import ratio, report_span_s, seconds
@@ -128,6 +129,8 @@ def _learner(view: RunView, name: str) -> LearnerStatus:
 
 def slots_now(view: RunView) -> list[str]:
     """What is waited for, and why."""
+    if view.phase == "waiting" and view.config is not None and not view.seeded:
+        return [_seeding(view)]
     if view.phase == "waiting":
         missing = view.config.learners - len(view.ready()) if view.config else 0
         return [f"slots begin when {missing} more learners are ready"] if missing > 0 else []
@@ -141,6 +144,19 @@ def slots_now(view: RunView) -> list[str]:
     elif view.reached < view.config.slots:
         said.append(_open(view, view.reached + 1))
     return said
+
+
+def _seeding(view: RunView) -> str:
+    """Who is to hand in version 0, as far as the tape tells."""
+    told = [text for _, text in view.history.notices if text.startswith(FIRST_AWAITED)]
+    if told:
+        return told[-1]
+    over = {key for key, life in view.lives.items() if life.state not in PRESENT}
+    there = sorted(name for name, _ in view.granted - over)
+    if not there:
+        return "the first parameters of the model are awaited: no learner is there"
+    names = ", ".join(there[:OPEN_MOST]) + (f" and {len(there) - OPEN_MOST} more" if len(there) > OPEN_MOST else "")
+    return f"the first parameters of the model are awaited from {'' if len(there) == 1 else 'one of '}{names}"
 
 
 def _collecting(row: SlotRow) -> str:

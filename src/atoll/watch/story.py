@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from atoll.watch.history import LONG_RUN_NS, Absence
-from atoll.watch.lines import GOOD_ENDS, count
+from atoll.core.causes import with_cause
+from atoll.watch.history import GOOD_ENDS, LONG_RUN_NS, Absence
+from atoll.watch.lines import count
 from atoll.watch.summary import piece_books, weighted, weighted_tokens
 from atoll.watch.view import BROKEN_OFF, ENDED, RunView
 
@@ -74,10 +75,16 @@ def _headline(view: RunView, eval_loss: float | None, slow: Collection[str]) -> 
 
 def _losses(view: RunView, eval_loss: float | None) -> str:
     if eval_loss is not None:
-        return f"The held-out loss of the model is {eval_loss:.4f} nats per byte."
+        return f"The held-out loss of the model is {with_unit(f'{eval_loss:.4f}', view.loss_unit)}."
     if view.recent.mean is None:
         return ""
-    return f"The training loss is {view.recent.mean:.4f}, the mean over the newest tenth of all tokens."
+    found = with_unit(f"{view.recent.mean:.4f}", view.loss_unit)
+    return f"The training loss is {found}, the mean over the newest tenth of all tokens."
+
+
+def with_unit(value: str, unit: str) -> str:
+    """The value, and its unit where there is one."""
+    return f"{value} {unit}" if unit else value
 
 
 def _faults(view: RunView, slow: Collection[str]) -> str:
@@ -149,7 +156,8 @@ def _learner(view: RunView, name: str, slow: tuple[float, str] | None) -> str:
     if missed:
         said.append(f"{count(missed, 'contribution')} came too late and went in later.")
     if refused:
-        said.append(f"{count(refused, 'contribution')} {'was' if refused == 1 else 'were'} refused.")
+        why = next((with_cause(life.last_refusal) for life in reversed(lives) if life.last_refusal), "")
+        said.append(f"{count(refused, 'contribution')} {'was' if refused == 1 else 'were'} refused; the last: {why}.")
     said.append(_end(view, name))
     return " ".join(text for text in said if text)
 

@@ -15,6 +15,7 @@ from atoll.core.config import RunConfig
 from atoll.core.records import (
     ClosedLine,
     FateLine,
+    GrantLine,
     LifeEndLine,
     MemberLine,
     NoticeLine,
@@ -24,6 +25,7 @@ from atoll.core.records import (
     Record,
     ReportLine,
     RunLine,
+    SeedLine,
     SlotLine,
     StartLine,
 )
@@ -47,6 +49,8 @@ class RunView:
         self.run: RunLine | None = None
         self.config: RunConfig | None = None
         self.run_id = ""
+        self.loss_unit = ""
+        """For people, where it is known (watch.read): a tape does not tell it."""
         self.mode = ""
         self.phase = "waiting"
         self.end_reason = ""
@@ -56,6 +60,10 @@ class RunView:
         self.last_ns: int | None = None
         self.first_report_ns: int | None = None
         self.last_report_ns: int | None = None
+        self.seeded = False
+        """Version 0 is there."""
+        self.granted: set[LifeKey] = set()
+        """Lives that were let in, until version 0 is there: most are no members before."""
         self.start_ns: int | None = None
         self.drain_ns: int | None = None
         self.slots_last: int | None = None
@@ -84,6 +92,8 @@ class RunView:
         self._handlers: dict[type, Callable[[Any], None]] = {
             RunLine: self._on_run,
             MemberLine: self._on_member,
+            GrantLine: self._on_grant,
+            SeedLine: self._on_seed,
             StartLine: self._on_start,
             ReportLine: self._on_report,
             QuorumLine: self._on_quorum,
@@ -166,6 +176,14 @@ class RunView:
         life.state = line.state
         self.history.state(line)
 
+    def _on_seed(self, line: SeedLine) -> None:
+        self.seeded = True
+        self.granted.clear()
+
+    def _on_grant(self, line: GrantLine) -> None:
+        if not self.seeded:
+            self.granted.add((line.name, line.generation))
+
     def _on_start(self, line: StartLine) -> None:
         self.start_ns = line.now_ns
 
@@ -175,7 +193,7 @@ class RunView:
             self.first_report_ns = line.now_ns
         self.last_report_ns = line.now_ns
         self._count_stepping(life, line)
-        self._hear(life, line.steps, line.tokens, line.loss_sum)
+        self._hear(life, line)
         life.reported_ns, life.clock = line.now_ns, line.clock
 
     def _count_stepping(self, life: LifeView, line: ReportLine) -> None:
@@ -192,16 +210,18 @@ class RunView:
         life.stepping_steps += new
         self.stepping.add(line.now_ns - span_ns, line.now_ns)
 
-    def _hear(self, life: LifeView, steps: int, tokens: int, loss_sum: float) -> None:
-        self.recent.add(tokens - life.tokens, loss_sum - life.loss_sum)
-        self.steps += steps - life.steps
-        self.tokens += tokens - life.tokens
-        self.loss_sum += loss_sum - life.loss_sum
-        life.steps, life.tokens, life.loss_sum = steps, tokens, loss_sum
+    def _hear(self, life: LifeView, line: ReportLine | LifeEndLine) -> None:
+        tokens, loss_sum = line.tokens - life.tokens, line.loss_sum - life.loss_sum
+        self.recent.add(tokens, loss_sum)
+        self.history.curves[line.name].add(line.now_ns, tokens, loss_sum)
+        self.steps += line.steps - life.steps
+        self.tokens += tokens
+        self.loss_sum += loss_sum
+        life.steps, life.tokens, life.loss_sum = line.steps, line.tokens, line.loss_sum
 
     def _on_life_end(self, line: LifeEndLine) -> None:
         life = self._life(line.name, line.generation)
-        self._hear(life, line.steps, line.tokens, line.loss_sum)
+        self._hear(life, line)
         life.end = line
 
     def _on_quorum(self, line: QuorumLine) -> None:
@@ -232,9 +252,7 @@ class RunView:
         if slot is None:
             return
         for merge in slot.merged:
-            life = self._life(merge.name, merge.generation)
-            life.merged[slot.piece] += merge.c_tokens
-            life.last_merged, life.last_fate = max(life.last_merged, slot.slot), "merged"
+            self._life(merge.name, merge.generation).take(slot.slot, slot.piece, merge.c_tokens)
         self._settle(slot, tuple(merge.name for merge in slot.merged))
 
     def _settle(self, line: SlotLine, names: tuple[str, ...]) -> None:
@@ -263,7 +281,7 @@ class RunView:
 
     def _on_fate(self, line: FateLine) -> None:
         self.history.missed(line)
-        self._life(line.name, line.generation).last_fate = f"{line.fate}: {line.reason}"
+        self._life(line.name, line.generation).fate(line.fate, line.piece, line.c_tokens, line.reason)
         self.fates[line.fate] = self.fates.get(line.fate, 0) + 1
 
     def _on_notice(self, line: NoticeLine) -> None:

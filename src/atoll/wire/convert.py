@@ -96,7 +96,7 @@ def _per_piece(what: str, values: Any, pieces: int) -> tuple[int, ...]:
     if not numbers:
         return (0,) * pieces
     if pieces and len(numbers) != pieces:
-        raise WireError(f"{what} has {len(numbers)} entries; the run has {pieces} pieces")
+        raise WireError(f"{what} has {len(numbers)} entries; the run has {pieces} fragments")
     return numbers
 
 

@@ -78,6 +78,6 @@ def published_from_wire(m: pb.FetchHeader, sizes: Sequence[int]) -> tuple[list[t
     if not m.pieces:
         return [], m.over
     if [piece.size_bytes for piece in m.pieces] != list(sizes):
-        raise WireError(f"the {len(m.pieces)} pieces that are published do not have the sizes of the layout")
+        raise WireError(f"the {len(m.pieces)} fragments that are published do not have the sizes of the layout")
     rows = [(version_from_wire(p.version), check_number("slot", p.slot), check_hash("hash", p.hash)) for p in m.pieces]
     return rows, m.over
