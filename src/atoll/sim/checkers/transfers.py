@@ -27,6 +27,9 @@ class _Seen:
     turns: int = 0
     answered: set[tuple[int, int]] = field(default_factory=set)
     """Uploads that the syncer has answered."""
+    fetching: bool = False
+    void: bool = False
+    """What is being fetched was begun by the life before: it counts for nothing."""
     timed: bool = False
     """An upload has moved bytes and ended, whole or stopped, so that the rate is known."""
 
@@ -48,6 +51,7 @@ class Transfers:
         seen.wanted.clear()
         seen.delivered.clear()
         seen.answered.clear()
+        seen.void = seen.fetching
 
     def _of(self, agent: SimAgent) -> _Seen:
         return self._seen.setdefault(id(agent), _Seen())
@@ -65,15 +69,17 @@ class Transfers:
 
     def download_begins(self, agent: SimAgent, piece: int) -> None:
         """Who waits longest goes first (hazard 17)."""
-        wanted = self._of(agent).wanted
+        seen = self._of(agent)
+        seen.fetching, wanted = True, seen.wanted
         assert piece in wanted, f"{agent.name} fetches piece {piece}, and nothing of it is new"
         longest = min(wanted, key=lambda p: wanted[p][0])
         assert piece == longest, f"{agent.name} fetches piece {piece} while piece {longest} waits longer"
 
     def download_ended(self, agent: SimAgent, event: ev.DownloadEnded) -> None:
-        if event.version is None or not event.hash_ok:
-            return
         seen = self._of(agent)
+        void, seen.fetching, seen.void = seen.void, False, False
+        if event.version is None or not event.hash_ok or void:
+            return
         seen.delivered[event.piece] = event.version
         found = seen.wanted.pop(event.piece, None)
         if found is not None and found[1] > event.version:
