@@ -84,3 +84,37 @@ def test_no_placeholder_is_left_in_what_people_read() -> None:
     text = (ROOT / "README.md").read_text()
     words = set(re.findall(r"(?<![A-Z_.])[A-Z]{4,}(?:_[A-Z]+)+(?![A-Z_])", text)) - {"ATOLL_TOKEN", "ATOLL_TOKEN_FILE"}
     assert words - {"ATOLL_ADDRESS", "ATOLL_NAME"} - known == set()
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("[!L]*.md"))]
+MEANINGS = {
+    "README.md": {
+        "RDA": "radial-directional averaging", "P fragments": "cut into", "H steps": "`--interval`",
+        "K of them": "`--quorum`", "H/P": "H steps of a learner",
+    },
+    "QUALITY.md": {"RDA": "radial-directional averaging", "H = 24": "merged every"},
+    "WATCH.md": {"rda": "radial-directional averaging"},
+    "ARCHITECTURE.md": {"theta": "learner's parameters", "H/P": "between", "R9": "rules, named R1 to R29"},
+}  # fmt: skip
+NOT_UNDERSTOOD = (
+    "Only the first one comes before that is earned",
+    "steps of the K-th fastest learner one fragment has its turn",
+    "Who has announced work on it takes part",
+    "A `run.toml` is one too",
+    "where all of it, imports too, stays within",
+)
+
+
+@pytest.mark.parametrize("page", MEANINGS)
+def test_letters_and_short_words_are_explained_where_they_are_met_first(page: str) -> None:
+    text = " ".join((ROOT / ("" if page == "README.md" else "docs") / page).read_text().split())
+    for term, meaning in MEANINGS[page].items():
+        first = re.search(rf"(?<![\w/]){re.escape(term)}", text)
+        assert first is not None, term
+        assert meaning in text[: first.end() + 150], f"{page}: {term} is met before it is explained"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_sentences_that_nobody_understood_do_not_come_back(page: Path) -> None:
+    text = " ".join(page.read_text().split())
+    assert [words for words in NOT_UNDERSTOOD if words in text] == []

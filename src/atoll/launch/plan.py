@@ -38,7 +38,8 @@ class Method:
     overlap: int | None = None
     """tau: steps a transfer may take; default 2, 0 for diloco."""
     merge: str | None = None
-    """rda or average; default rda. Where learners train with Muon, average was better (docs/QUALITY.md)."""
+    """rda (radial-directional averaging: directions and lengths apart) or average; default rda. Where learners
+    train with Muon, average was better (docs/QUALITY.md)."""
     take: str | None = None
     """rebase keeps work done while an update was on its way; overwrite drops it (the paper); default rebase."""
     outer_lr: float | None = None
