@@ -19,6 +19,7 @@ from atoll.core.syncer import Syncer
 from atoll.errors import ConfigError
 from atoll.launch.plan import Method, method_settings
 from atoll.sim.plan import S
+from atoll.sim.world import World
 from atoll.watch import judge
 from atoll.watch.judge import advice, findings
 from atoll.watch.status import status
@@ -99,6 +100,15 @@ def test_trouble__is_in_status_report_and_advise(tape: list[Record], tmp_path: P
 
 def test_trouble__of_a_good_run_there_is_none(tape: list[Record]) -> None:
     assert {found.kind for found in findings(fold(tape))} & {"refused", "units", "missed round", "left"} == set()
+
+
+def test_left__by_a_learner_that_is_back_is_of_an_earlier_life_and_needs_no_setting() -> None:
+    made = World(seed=5, learners=equal(3), fragments=4, interval=8, steps=160)
+    made.at(6 * S, lambda: made.crash("l1", back_after_ns=3 * S))
+    made.run()
+    kinds = {found.kind: found.text for found in advice(fold(tape_of(made)))}
+    assert set(kinds) == {"left", "good"}
+    assert kinds["left"].startswith("an earlier life of l1 ended before the run (replaced) with ")
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -29,6 +29,8 @@ PARTICIPATION_LEAST = 0.8
 SLOTS_LEAST = 8
 """Fewer settled slots say nothing."""
 
+PAST = "left"
+"""The kind of a finding that no setting could have changed."""
 NOTHING_CAME = "nothing of it was announced: a step of it may take longer than a round; raise `interval`"
 
 
@@ -53,13 +55,15 @@ def findings(view: RunView) -> list[Finding]:
 
 
 def advice(view: RunView) -> list[Finding]:
-    """For a run as a whole: at most three; one that says so where nothing is to be changed."""
+    """For a run as a whole: at most three; one of them says so where no setting is to be changed."""
     found = findings(view)
     if view.config is not None and view.settled_slots >= SLOTS_LEAST:
         found += _directions(view, window(view, view.settled_slots))
     if not found and view.settled_slots < SLOTS_LEAST:
         return [Finding("early", f"only {view.settled_slots} slots are settled; {SLOTS_LEAST} are needed to judge")]
-    return found[:3] or [Finding("good", _all_is_well(view))]
+    if all(finding.kind == PAST for finding in found) and view.settled_slots >= SLOTS_LEAST:
+        return [*found[:2], Finding("good", _all_is_well(view))]
+    return found[:3]
 
 
 def _all_is_well(view: RunView) -> str:
@@ -80,7 +84,7 @@ def _troubles(view: RunView) -> Iterator[Finding]:
         ("refused", troubles.refused),
         ("units", troubles.other_units),
         ("missed round", troubles.missed),
-        ("left", troubles.left),
+        (PAST, troubles.left),
     ):
         yield from (Finding(kind, text) for text in troubles.first_ones(told(view)))
 

@@ -56,8 +56,10 @@ def left(view: RunView) -> Iterator[str]:
     for name, lives in _named(view, lambda life: _lost(view, life) > SAID_SHARE * life.tokens):
         lost, tokens = sum(_lost(view, life) for life in lives), sum(life.tokens for life in lives)
         why = lives[-1].end.reason if lives[-1].end is not None else ""
+        newest = max(key for key in view.lives if key[0] == name)
+        who = name if view.lives[newest] is lives[-1] else f"an earlier life of {name}"
         yield (
-            f"{name} ended before the run ({why}) with {lost / tokens:.1%} of its work not merged: {lost:,.0f} of "
+            f"{who} ended before the run ({why}) with {lost / tokens:.1%} of its work not merged: {lost:,.0f} of "
             f"{tokens:,} tokens are lost"
         )
 
