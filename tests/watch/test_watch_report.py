@@ -6,6 +6,7 @@ import json
 import os
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from atoll.sim.plan import LearnerSpec, S
 from atoll.sim.world import World
 from atoll.store.evals import EvalLine, append_eval, read_evals
 from atoll.store.rundir import RECIPE_FILE
-from atoll.watch.charts import LABEL_MOST, LEARNERS_NAMED, WRAP_AT, Charts, labels
+from atoll.watch.charts import LEARNERS_NAMED, Charts, labels
 from atoll.watch.read import fold_run
 from atoll.watch.report import Compared, compare, report, run_cards
 from atoll.watch.summary import fold
@@ -104,9 +105,9 @@ def test_report__long_names_and_reasons_leave_room_for_the_pictures_on_a_narrow_
     for shown in run_cards(Charts(view)):
         axes = shown.figure.layout
         for line in (line for trace in shown.figure.data for line in (trace.name or "").split("<br>")):
-            assert len(line) <= WRAP_AT, shown.title
+            assert len(line) <= 28, shown.title
         for tick in (line for text in axes.yaxis.ticktext or () for line in text.split("<br>")):
-            assert len(tick) <= LABEL_MOST, shown.title
+            assert len(tick) <= 18, shown.title
         assert len(axes.xaxis.title.text or "") <= 20, shown.title
 
 
@@ -132,6 +133,8 @@ def test_loss_curve__is_bounded_and_its_means_are_exact() -> None:
     assert len(curve.means(10**6)) <= POINTS_MAX
     points = curve.means(100)
     assert 50 <= len(points) <= 100
+    gaps = [after[1] - before[1] for before, after in pairwise(points)]
+    assert max(gaps) <= 2 * min(gaps), "evenly spread"
     before = 0
     for _, tokens, mean in points:
         steps = range(before, tokens // 2)

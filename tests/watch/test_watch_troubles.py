@@ -117,6 +117,15 @@ def test_missed__is_told_only_of_a_whole_round(tape: list[Record], count: int) -
     assert "missed round" not in {found.kind for found in findings(fold(lines))}
 
 
+def test_missed__a_merge_in_between_begins_the_round_anew(tape: list[Record]) -> None:
+    lines, life = list(tape), generation_of(tape, "l1")
+    for where, pieces in ((len(tape) // 2, (2, 3)), (len(tape) // 4, (0, 1))):  # l1 is merged in each slot between
+        now_ns = lines[where].now_ns
+        missed = (FateLine(now_ns, 9, p, "l1", life, 900 + p, 100, "missed", "slot 9 had closed") for p in pieces)
+        lines[where:where] = missed
+    assert "missed round" not in {found.kind for found in findings(fold(lines))}
+
+
 def test_missed__at_the_end_of_a_run_is_no_trouble(tape: list[Record]) -> None:
     assert "missed round" not in {f.kind for f in findings(fold(with_fates(tape, 4, "missed", "the run is ending")))}
 
