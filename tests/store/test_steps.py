@@ -136,12 +136,13 @@ def test_life_logs__without_a_folder_nothing_is_written_and_no_loss_is_read():
     logs.close()
 
 
-def test_folder__is_made_or_refused_in_one_line(tmp_path, monkeypatch):
+def test_folder__is_looked_at_and_refused_in_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert check_folder(None) is None
     assert check_folder("run/steps") == tmp_path / "run" / "steps"
+    assert not (tmp_path / "run").exists(), "nothing is made before the join"
     (tmp_path / "file").touch()
-    bad_ones = ((5, "must be a path"), (tmp_path / "file", "cannot hold step logs"), ("file/x", "Not a directory"))
+    bad_ones = ((5, "must be a path"), (tmp_path / "file", "cannot hold step logs"), ("file/x", "file is not a folder"))
     for bad, why in bad_ones:
         with pytest.raises(ConfigError, match=why) as caught:
             check_folder(bad)

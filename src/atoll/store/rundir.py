@@ -155,7 +155,9 @@ def take_directory(path: Path, settings: Mapping[str, Value]) -> None:
 
 def _claim(path: Path, settings: Mapping[str, Value]) -> None:
     if not is_vacant(path):
-        raise RunError(f"directory {path} is not empty and holds no run; choose another, or empty it")
+        owner = owner_of(path)  # looked at last: another may have begun here since the first look
+        holds = "is not empty and holds no run" if owner is None else f"holds run {owner!r}"
+        raise RunError(f"directory {path} {holds}; choose another directory")
     if not write_first(path / "run.toml", toml_bytes(settings)):
         raise RunError(f"directory {path} was taken by another run just now; choose another directory")
 

@@ -149,19 +149,15 @@ def _keep_aside(path: Path) -> Path:
 
 
 def check_folder(folder: object) -> Path | None:
-    """Where step logs shall go, made if need be, and absolute; None for none. ConfigError where that cannot be."""
+    """Where step logs shall go, absolute; None for none. ConfigError where that cannot be. Nothing is made yet."""
     if folder is None:
         return None
     if not isinstance(folder, str | os.PathLike):
         raise ConfigError(f"steps_dir={str(folder)[:80]!r} must be a path, such as 'runs/first/steps'")
     path = Path(os.path.abspath(os.fspath(folder)))
-    why = "it is not a folder that this process may write to"
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        good = os.access(path, os.W_OK | os.X_OK)
-    except OSError as error:
-        good, why = error.errno in PASSING, error.strerror or str(error)
-    if not good:
+    there = next(above for above in (path, *path.parents) if above.exists() or above.is_symlink())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = f"{there} is not a folder that this process may write to"
         raise ConfigError(f"steps_dir={str(folder)!r} cannot hold step logs: {why}; choose another")
     return path
 

@@ -33,7 +33,8 @@ def summarise_parallel(
     steps = min((len(rows) for rows in logs.values()), default=0)
     computed = sum(row.tokens for rows in logs.values() for row in rows)
     rows = list(next(iter(logs.values()), ()))
-    span_s = (rows[-1].t_ns - rows[0].t_ns) / SECOND_NS if rows else 0.0
+    whole = [rows for rows in logs.values() if rows]
+    span_s = (max(r[-1].t_ns for r in whole) - began_ns(whole)) / SECOND_NS if whole else 0.0
     waited_ns = sum(row.all_reduce_ns for rows in logs.values() for row in rows)
     figures: dict[str, Any] = {
         "schema": SUMMARY_SCHEMA,
@@ -45,7 +46,7 @@ def summarise_parallel(
         "learner_steps": sum(map(len, logs.values())),
         "wall_s": wall_s,
         "tokens": {"computed": computed},
-        "tokens_per_s": ratio(computed * (steps - 1) / steps, span_s) if steps > 1 else None,
+        "tokens_per_s": ratio(computed, span_s) if steps > 1 else None,
         "blocked_s": {"all_reduce": waited_ns / SECOND_NS},
         "train_loss": recent_loss(rows),
         "eval_loss": eval_loss,
@@ -64,10 +65,10 @@ def fold_parallel(settings: Mapping[str, Any], logs: Mapping[str, Sequence[StepR
     last = max(logs, default="")
     if not any(logs.values()):
         return view
-    began_ns = min(first_step_ns(rows) for rows in logs.values() if rows)
+    start_ns = began_ns([rows for rows in logs.values() if rows])
     for name in sorted(logs):
-        view.feed(MemberLine(began_ns, name, 1, "joining", "ready", "first step"))
-        view.feed(ReportLine(began_ns, name, 1, 0, 0, 0.0, 0))
+        view.feed(MemberLine(start_ns, name, 1, "joining", "ready", "first step"))
+        view.feed(ReportLine(start_ns, name, 1, 0, 0, 0.0, 0))
     for name, row in sorted(((n, r) for n, rows in logs.items() for r in rows), key=lambda pair: pair[1].t_ns):
         tokens, loss_sum = sums.get(name, (0, 0.0))
         sums[name] = tokens + row.tokens, loss_sum + row.tokens * row.loss
@@ -75,6 +76,11 @@ def fold_parallel(settings: Mapping[str, Any], logs: Mapping[str, Sequence[StepR
         if name == last:  # one point per step: its ranks have logged the same loss
             view.history.loss(row.t_ns, view.tokens, view.loss_sum)
     return view
+
+
+def began_ns(logs: Sequence[Sequence[StepRow]]) -> int:
+    """When the first step of the first rank began."""
+    return min(map(first_step_ns, logs))
 
 
 def first_step_ns(rows: Sequence[StepRow]) -> int:
