@@ -29,9 +29,10 @@ class Bench:
 
     def __init__(self, *, auto: bool = True, fragments: int = 2, interval: int = 4, steps: int = 40, **kw: Any) -> None:
         kw.setdefault("learners", 1)
+        limits = {"learners_max": kw.pop("learners_max")} if "learners_max" in kw else {}
         self.config = RunConfig(run_id="r", steps=steps, fragments=fragments, interval=interval, **kw)
         self.layout = make_layout([TensorSpec(f"t{i}", (10,), "float32") for i in range(fragments)], fragments)
-        self.core = Syncer(self.config, self.layout)
+        self.core = Syncer(self.config, self.layout, **limits)
         self.auto = auto
         self.now_ns = 0
         self.streams: dict[str, int] = {}

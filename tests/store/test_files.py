@@ -54,7 +54,7 @@ def test_write_first__where_the_file_system_has_no_links(tmp_path, monkeypatch):
 
 def test_take_directory__refuses_what_another_has(tmp_path):
     take_directory(tmp_path / "run", {"run_id": "one"})
-    with pytest.raises(RunError, match="holds run .one."):
+    with pytest.raises(RunError, match=r"holds run .one."):
         take_directory(tmp_path / "run", {"run_id": "two"})
     assert owner_of(tmp_path / "run") == "one"
 
