@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ class SyncerCommand(Shown, Method):
 def main(argv: Sequence[str]) -> int:
     """0 when the run is over, 130 when a signal ended it early."""
     options = parse(SyncerCommand, "syncer", argv)
+    # Its errors come to us as statuses; a shortage of descriptors would be a line a second beside our own.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from atoll.errors import ConfigError
     from atoll.launch.plan import check_port, check_run_dir, method_settings, new_run_id
     from atoll.wire.channel import parse_address

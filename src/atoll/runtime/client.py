@@ -7,6 +7,7 @@ that ends or hangs is followed by another one of the same life (R28): training g
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import selectors
@@ -35,6 +36,8 @@ HUNG_S = 60.0
 """Without a heartbeat in shared memory for so long, an agent is taken for hung."""
 LOOK_S = 5.0
 """It is looked at twice before that: this process may have stood still itself."""
+_clients: weakref.WeakSet[AgentClient] = weakref.WeakSet()
+"""Of this process."""
 
 
 class AgentClient:
@@ -55,7 +58,8 @@ class AgentClient:
         self._restart_at_s = 0.0
         self._restart_wait_s = 0.0
         self._start(setup)
-        _close_in_children(self)
+        _clients.add(self)
+        _drop_all_in_children()
 
     def outlive(self, past: Callable[[], Past], run_id: str) -> None:
         """From now on an agent that ends is followed by another, which takes over what `past` says of the life."""
@@ -262,12 +266,12 @@ def _signal_name(number: int) -> str:
         return str(number)
 
 
-def _close_in_children(client: AgentClient) -> None:
-    reference = weakref.ref(client)
+@functools.cache
+def _drop_all_in_children() -> None:
+    """Once per process, at its first join."""
 
-    def close() -> None:
-        live = reference()
-        if live is not None:
-            live.drop_in_child()
+    def drop() -> None:
+        for client in list(_clients):
+            client.drop_in_child()
 
-    os.register_at_fork(after_in_child=close)
+    os.register_at_fork(after_in_child=drop)

@@ -57,6 +57,14 @@ class Reserve:
         finally:
             self._fill()
 
+    def shortage(self) -> OSError | None:
+        """Why no file or connection can be opened now, besides those that are held; None: it can."""
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            return error
+        return None
+
     def close(self) -> None:
         """Give all back."""
         while self._held:

@@ -228,12 +228,19 @@ class SyncerServer:
     def _flush_regularly(self) -> None:
         self._loop.call_later(FLUSH_INTERVAL_S, self._flush_regularly)
         self._look_for_directory()
+        self._look_for_descriptors()
         self._spawn(self._flush())
 
     def _look_for_directory(self) -> None:
         gone, self._gone = self._gone, is_gone(self._options.run_dir, self._inode)
         if self._gone and not gone:
             self._show(f"{gone_text(self._options.run_dir)}; it goes on where it comes back, and a signal ends it")
+
+    def _look_for_descriptors(self) -> None:
+        """gRPC waits without a word for one that is free."""
+        short = self._reserve.shortage()
+        if short is not None:
+            self._strangers.say("descriptors:", f"new connections wait: {reason_of(short)}")
 
     async def _flush(self) -> None:
         try:

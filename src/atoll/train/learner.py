@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -73,7 +74,7 @@ _log = logging.getLogger("atoll")
 DEFAULT_ADDRESS = "127.0.0.1:7700"
 WAKE_S = 0.25
 SYNCER_WAIT_S = SYNCER_WAIT_NS / 1e9
-BULK_PATIENCE_S = 8.0
+BULK_PATIENCE_S = 12.0
 """So long without a connection to the bulk service, and a join says so."""
 LEFT = "interrupted"
 _joined: weakref.WeakSet[JoinedLearner] = weakref.WeakSet()
@@ -145,9 +146,7 @@ def join(
         extra=fingerprint_extra,
         name_wait_ns=int(name_wait_s * 1e9),
     )
-    learner = JoinedLearner(model, setup, timeout_s + name_wait_s, on_event, syncer_wait_s, logs)
-    _joined.add(learner)
-    return learner
+    return JoinedLearner(model, setup, timeout_s + name_wait_s, on_event, syncer_wait_s, logs)
 
 
 def check_no_other(model: nn.Module) -> None:
@@ -205,7 +204,8 @@ class JoinedLearner:
             self._client.abandon()
             self._logs.close(wait_s=0.0)
             raise
-        _close_at_exit(self)
+        _joined.add(self)
+        _close_all_at_exit()
 
     # ------------------------------------------------------------ what a script may ask
 
@@ -527,13 +527,12 @@ class JoinedLearner:
         self._end = action
 
 
-def _close_at_exit(learner: JoinedLearner) -> None:
-    """A script that ends without close() still says goodbye."""
-    reference = weakref.ref(learner)
+@functools.cache
+def _close_all_at_exit() -> None:
+    """A script that ends without close() still says goodbye. Once per process, at its first join."""
 
     def close() -> None:
-        live = reference()
-        if live is not None:
-            live.close()
+        for learner in list(_joined):
+            learner.close()
 
     atexit.register(close)

@@ -45,13 +45,14 @@ def _options(message_bytes_max: int) -> Options:
 
 CONTROL_OPTIONS = _options(CONTROL_BYTES_MAX)
 BULK_OPTIONS = _options(BULK_BYTES_MAX)
-# Two syncers must not share a port: the second would get half of the learners.
-# A connection that says nothing holds a descriptor: it has 10 s to speak HTTP/2, and two minutes without any call.
 SERVER_OPTIONS: Options = (
+    # Two syncers must not share a port: the second would get half of the learners.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.max_ping_strikes", 0),
+    # A connection that says nothing holds a descriptor: so long it has to speak HTTP/2, and then to begin a call. A
+    # learner has its stream all the time, and connects again when it has bulk bytes to move.
     ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_connection_idle_ms", 120_000),
+    ("grpc.max_connection_idle_ms", 10_000),
 )
 
 
