@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -28,7 +29,7 @@ def held(process: psutil.Process) -> dict[str, int]:
         "children": len(process.children(recursive=True)),
         "threads": process.num_threads(),
         "bytes": memory.uss,
-        "maps": sum("atoll" in line for line in open(f"/proc/{process.pid}/maps")),
+        "maps": sum("atoll" in line for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines()),
     }
 
 

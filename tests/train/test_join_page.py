@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,7 +43,7 @@ def test_a_loader_that_is_shorter_than_the_run__trains_to_its_end__and_the_file_
 ) -> None:
     served = start("syncer", settings={"steps": 16, "interval": 4, "fragments": 2})
     space = names() | {"address": f"127.0.0.1:{served.expect('listening')['port']}"}
-    exec(snippet("epoch"), space)
+    exec(snippet("# one epoch"), space)
     assert space["learner"].steps >= 16
     assert served.wait() == 0
     space["file"] = tmp_path / "run" / "model" / "model.safetensors"
@@ -66,7 +67,7 @@ def test_scaler__a_step_that_it_skipped_is_told(before: float, after: float, ski
 def test_schedule__follows_the_run() -> None:
     space = names()
     space["learner"] = SimpleNamespace(progress=0.0)
-    exec(snippet("LambdaLR"), space)
+    exec(snippet("import math"), space)
     rates = []
     for progress in (0.0, 0.5, 1.0):
         space["learner"].progress = progress
@@ -88,14 +89,28 @@ def test_steps_dir__holds_a_line_for_each_step(start: Start, tmp_path: Path, mon
     assert len(log.read_text().splitlines()) == 3
 
 
-@pytest.mark.parametrize("accumulate", [1, 2, 3])
-def test_accumulation__counts_all_its_batches(accumulate: int) -> None:
-    told = []
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+def test_accumulation__counts_all_its_batches_over_the_end_of_epochs(accumulate: int) -> None:
+    """10 batches, 4 of them in a step: the rest of an epoch goes into the next step."""
+    told, read = [], []
     space = names() | {"accumulate": accumulate}
-    space["loader"] *= 2
-    space["learner"] = SimpleNamespace(step=lambda **given: told.append(given["tokens"]) or True)
-    exec(snippet("accumulate"), space)
-    assert told == [8 * accumulate] * (6 // accumulate)
+    inputs, targets = torch.randn(8, 4), torch.randint(2, (8,))
+    space["loader"] = [(inputs + index, targets) for index in range(10)]
+    count, loss_of = 5, space["loss_of"]
+    space["loss_of"] = lambda out, targets: read.append(out) or loss_of(out, targets)
+    space["learner"] = SimpleNamespace(step=lambda **given: told.append(given["tokens"]) or len(told) < count)
+    exec(snippet("islice"), space)
+    assert told == [8 * accumulate] * count
+    assert len(read) == accumulate * count
+
+
+def test_warm_up__rises_then_falls() -> None:
+    space: dict[str, Any] = {}
+    space["math"] = math
+    exec(snippet("def factor"), space)
+    factor = space["factor"]
+    assert [factor(0.0), factor(0.025), factor(0.05), factor(1.0)] == pytest.approx([0.1, 0.5, 1.0, 0.0])
+    assert factor(0.2) > factor(0.6) > factor(0.9)
 
 
 def test_saved_state__goes_on_after_another_join(start: Start, tmp_path: Path, monkeypatch) -> None:  # noqa: F811
@@ -105,16 +120,15 @@ def test_saved_state__goes_on_after_another_join(start: Start, tmp_path: Path, m
     space["optimizer"] = torch.optim.Adam(space["model"].parameters(), lr=0.1)
     with atoll.join(space["model"], space["optimizer"], address=space["address"], name="berlin") as learner:
         space["learner"] = learner
-        exec(snippet("LambdaLR"), space)
+        exec(snippet("import math"), space)
         space["model"](space["inputs"]).sum().backward()
         space["optimizer"].step()
         learner.step(tokens=8)
         exec(snippet("torch.save(state"), space)
-    again = names() | {"address": space["address"], "atoll": atoll}
+    again = names() | {"address": space["address"], "atoll": atoll, "math": math}
     again["optimizer"] = torch.optim.Adam(again["model"].parameters(), lr=0.1)
-    again["learner"] = learner
-    exec(snippet("LambdaLR"), again)
     exec(snippet("torch.load"), again)
+    assert again["schedule"].base_lrs == [0.1]
     again["learner"].close()
     moments = [optimizer.state_dict()["state"][0]["exp_avg"] for optimizer in (space["optimizer"], again["optimizer"])]
     assert moments[0].abs().sum() > 0
