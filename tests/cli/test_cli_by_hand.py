@@ -9,12 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
 from atoll.cli.learner import Progress
 from atoll.cli.main import main
+from tests.waiting import wait_for
 
 TEXT = "the quick brown fox jumps over the lazy dog, and the dog does not mind it at all\n"
 
@@ -31,16 +31,10 @@ def start(*argv: str, cwd, **more: str) -> subprocess.Popen[str]:
     )
 
 
-def await_slot(tape, slot: int, limit_s: float = 90.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        if tape.exists():
-            text = tape.read_text()
-            slots = [json.loads(line)["slot"] for line in text.splitlines() if '"kind":"publishedline"' in line]
-            if slots and max(slots) >= slot:
-                return
-        time.sleep(0.1)
-    raise AssertionError(f"slot {slot} did not come")
+def published(tape) -> int:
+    """The newest slot."""
+    lines = tape.read_text().splitlines() if tape.exists() else []
+    return max((json.loads(line)["slot"] for line in lines if '"kind":"publishedline"' in line), default=0)
 
 
 @pytest.fixture
@@ -73,7 +67,7 @@ def test_by_hand__a_learner_that_diverges_stops_with_status_3_and_the_run_goes_o
     syncer, learner, where = by_hand
     good = learner("good")
     # From 16 seen contributions on, a norm far above the history is refused (R25).
-    await_slot(where / "run" / "tape.jsonl", 20)
+    wait_for(lambda: published(where / "run" / "tape.jsonl") >= 20, "slot 20")
     bad = learner("bad", "--inner-lr", "1e30")
     _, err = bad.communicate(timeout=60)
     assert bad.returncode == 3, err

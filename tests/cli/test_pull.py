@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,7 @@ from atoll.errors import ConfigError
 from atoll.launch.durations import duration_s
 from atoll.store import merged
 from tests.store.fake_run import FakeRun
-
-DEADLINE_S = 30.0
+from tests.waiting import DEADLINE_S, wait_for
 
 
 @pytest.fixture
@@ -100,26 +98,19 @@ def test_pull__bad_input_is_one_line(run, capsys) -> None:
     assert "t holds models of run 'r', not 'other'; choose another --to" in refused(capsys, "run", "--to", "t")
 
 
-def await_that(condition) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_pull__every__follows_the_run_keeps_the_newest_and_ends_with_it(run, capsys) -> None:
     codes: list[int] = []
     command = ["pull", "run", "--to", "to", "--every", "1s", "--keep", "2"]
     follower = threading.Thread(target=lambda: codes.append(main(command)))
     follower.start()
     to = Path("to")
-    await_that(to.exists)
+    wait_for(to.exists, "the directory")
     run.begin(4)
-    await_that(lambda: names(to)[-1:] == ["model-00000004.safetensors"])
+    wait_for(lambda: names(to)[-1:] == ["model-00000004.safetensors"], "a new model")
     run.commit(5)
-    await_that(lambda: names(to)[-1:] == ["model-00000005.safetensors"])
+    wait_for(lambda: names(to)[-1:] == ["model-00000005.safetensors"], "a new model")
     run.commit(6)
-    await_that(lambda: names(to) == ["model-00000005.safetensors", "model-00000006.safetensors"])
+    wait_for(lambda: names(to) == ["model-00000005.safetensors", "model-00000006.safetensors"], "a new model")
     run.commit(7)
     (run.path / "model").mkdir()
     (run.path / "model" / "manifest.json").write_text("{}")

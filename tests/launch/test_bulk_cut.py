@@ -7,21 +7,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.relay import Relay
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-def wait_for(found: Callable[[], object], what: str, deadline_s: float = 120.0) -> None:
-    stop = time.monotonic() + deadline_s
-    while not found():
-        assert time.monotonic() < stop, f"waited {deadline_s} s for {what}"
-        time.sleep(0.1)
 
 
 def closed_slots(run: Path) -> int:
@@ -52,7 +45,7 @@ def run_with_cut(directory: Path, *, steps: int, cut_s: float) -> dict[str, obje
         wait_for(lambda: closed_slots(run) >= 8, "eight slots")
         proxy.cut()
         began = time.monotonic()
-        wait_for(lambda: time.monotonic() - began >= cut_s, "the end of the cut", cut_s + 60)
+        wait_for(lambda: time.monotonic() - began >= cut_s, "the end of the cut", deadline_s=cut_s + 60)
         proxy.restore()
         assert [process.wait(240) for process in processes] == [0, 0, 0]
     finally:

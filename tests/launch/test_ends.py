@@ -22,6 +22,7 @@ from atoll.launch import local
 from atoll.launch.local import LocalRun
 from atoll.launch.parallel import ParallelRun
 from atoll.store.tape import Tape
+from tests.waiting import wait_for
 
 TEXT = "the quick brown fox jumps over the lazy dog, and the dog does not mind it at all\n"
 FAST = ("--learners", "1", "--eval-every", "0", "--plain", "--fragments", "1", "--interval", "4")
@@ -46,14 +47,6 @@ def atoll(*words: str, cwd: Path, **more) -> subprocess.Popen[str]:  # type: ign
         start_new_session=True,
         **more,
     )
-
-
-def until(condition, process: subprocess.Popen[str], limit_s: float = 90.0) -> None:  # type: ignore[no-untyped-def]
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def lines(run: Path, kind: str) -> list[dict]:
@@ -181,7 +174,7 @@ def test_train__its_reader_gone_and_its_syncer_stopped_by_another(tmp_path, text
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()  # as `| head -1` does
-        until(lambda: len(lines(run, "publishedline")) >= 12, process)  # lines were said in between
+        wait_for(lambda: len(lines(run, "publishedline")) >= 12, "12 slots", of=process)  # lines were said in between
         os.kill(json.loads((run / "processes.json").read_text())["syncer"], signal.SIGTERM)
         assert process.wait(60) == 130
         process.stdout = None
@@ -196,7 +189,7 @@ def test_train__its_directory_removed_in_mid_run_is_said_and_ctrl_c_ends_it_soon
     run = tmp_path / "run"
     process = atoll("train", "--run", "run", "--data", str(text), "--steps", "100000", *FAST, cwd=tmp_path)
     with nobody_left(process):
-        until(lambda: len(lines(run, "publishedline")) >= 2, process)
+        wait_for(lambda: len(lines(run, "publishedline")) >= 2, "two slots", of=process)
         run.rename(tmp_path / "elsewhere")
         assert process.stdout is not None
         for line in process.stdout:
@@ -225,13 +218,13 @@ def test_by_hand__readers_gone_terminals_closed_and_a_learner_that_says_goodbye(
             learner = atoll(*words, "--name", name, cwd=tmp_path)
             with nobody_left(learner):
                 before = len(lines(run, "publishedline"))
-                until(lambda before=before: len(lines(run, "publishedline")) > before + 2, learner)
+                wait_for(lambda before=before: len(lines(run, "publishedline")) > before + 2, "more slots", of=learner)
                 learner.send_signal(number)
                 _, err = learner.communicate(timeout=30)
                 *loss, last = err.splitlines()
                 assert (learner.returncode, last) == (130, "atoll: interrupted")
                 assert all("of its work" in line and "go over the data" not in line for line in loss), err
-            until(lambda name=name: any(x["name"] == name for x in lines(run, "lifeendline")), syncer, 20)
+            wait_for(lambda name=name: any(x["name"] == name for x in lines(run, "lifeendline")), "it left", of=syncer)
         assert {x["name"]: x["reason"] for x in lines(run, "lifeendline")} == {"a": "interrupted", "b": "interrupted"}
         syncer.send_signal(signal.SIGHUP)
         assert syncer.wait(60) == 130
@@ -258,7 +251,7 @@ def test_train__a_disk_that_is_full_for_a_while_costs_no_life(disk, text, full_s
     words = ("--run", str(run), "--data", str(text), "--steps", "60", *FAST)
     process = atoll("train", *words, cwd=disk.parent)
     with nobody_left(process):
-        until(lambda: len(lines(run, "publishedline")) >= 3, process)
+        wait_for(lambda: len(lines(run, "publishedline")) >= 3, "three slots", of=process)
         with ballast.open("wb", buffering=0) as file:
             for size in (1 << 20, 4096, 1):
                 with contextlib.suppress(OSError):

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -19,6 +18,7 @@ from atoll.store.evals import EvalLine, append_eval, read_evals
 from atoll.store.merged import MergedReader
 from tests.launch.test_launch_local import TEXT, Train
 from tests.store.fake_run import FakeRun
+from tests.waiting import wait_for
 
 LIMIT_S = 60.0
 
@@ -134,10 +134,7 @@ def test_child__its_cpu_time_is_measured_when_it_ends(tmp_path, monkeypatch) -> 
     first_s = child.cpu_s
     assert 0.3 <= first_s < 3.0
     child.start()
-    deadline = time.monotonic() + LIMIT_S
-    while child.running:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: not child.running, "its end")
     assert child.cpu_s >= first_s + 0.3
 
 
@@ -147,11 +144,7 @@ def train(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(TEXT * 1500)
     run = Train(tmp_path / "run", text, "--steps", "100000", "--eval-every", "1s")
-    deadline = time.monotonic() + LIMIT_S
-    while not read_evals(run.run):
-        assert run.process.poll() is None, run.process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for(lambda: read_evals(run.run), "an evaluation", of=run.process)
     yield run
     if run.process.poll() is None:
         run.process.kill()

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from atoll.cli.main import main
+from tests.waiting import wait_for
 
 TEXT = "the quick brown fox jumps over the lazy dog, and the dog does not mind it at all\n"
 
@@ -56,12 +57,8 @@ class Train:
     def pids(self) -> dict[str, int]:
         return json.loads((self.run / "processes.json").read_text())
 
-    def await_slot(self, slot: int, limit_s: float = 90.0) -> None:
-        deadline = time.monotonic() + limit_s
-        while self.slot() < slot:
-            assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < deadline, f"slot {self.slot()} of {slot}"
-            time.sleep(0.1)
+    def await_slot(self, slot: int) -> None:
+        wait_for(lambda: self.slot() >= slot, f"slot {slot}", of=self.process)
 
     def end(self, limit_s: float = 120.0) -> tuple[int, str, str]:
         """(exit status, stdout, stderr); no process of the run is left."""

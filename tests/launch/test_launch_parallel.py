@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from atoll.watch.charts import Charts
 from atoll.watch.parallel import StepLines, summarise_parallel
 from atoll.watch.read import read_run
 from atoll.watch.summary import fold, report_span_s, summarise
+from tests.waiting import wait_for
 
 TEXT = "the quick brown fox jumps over the lazy dog, and the dog does not mind it at all\n"
 
@@ -52,11 +52,8 @@ def start(run: Path, text: Path, *options: str) -> subprocess.Popen[str]:
 
 def await_steps(process: subprocess.Popen[str], run: Path, steps: int) -> list[psutil.Process]:
     """The run's processes, once the first rank has logged so many steps."""
-    log, deadline = run / "steps" / "l1-1.jsonl", time.monotonic() + 90
-    while not log.exists() or len(log.read_text().splitlines()) < steps:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    log = run / "steps" / "l1-1.jsonl"
+    wait_for(lambda: log.exists() and len(log.read_text().splitlines()) >= steps, f"{steps} steps", of=process)
     return psutil.Process(process.pid).children(recursive=True)
 
 

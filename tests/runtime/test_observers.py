@@ -6,7 +6,6 @@ import asyncio
 import signal
 import socket
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from atoll.wire import check, observing
 from atoll.wire.channel import MIB
 from atoll.wire.check import WireError
 from tests.runtime.test_real_run import FAST, address_of
+from tests.waiting import wait_for
 
 LIMIT_S = 60.0
 
@@ -64,10 +64,7 @@ def test_pull__over_the_network__gives_what_the_directory_gives(start, tmp_path,
     follower.start()
     learner = start("learner", address=address, name="a")
     learner.expect("step", lambda line: line["n"] >= 5)
-    deadline = time.monotonic() + LIMIT_S
-    while len(list(to.glob("model-*"))) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: len(list(to.glob("model-*"))) >= 2, "two models")
     syncer.popen.send_signal(signal.SIGINT)
     done = learner.expect("done")
     assert syncer.wait() == 0
@@ -283,10 +280,7 @@ def test_pull__of_a_syncer_that_is_lost__says_so_after_a_while(start, tmp_path, 
     codes: list[int] = []
     follower = threading.Thread(target=lambda: codes.append(main(["pull", address, "--to", str(to), "--every", "1s"])))
     follower.start()
-    deadline = time.monotonic() + LIMIT_S
-    while not list(to.glob("model-*")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: list(to.glob("model-*")), "a model")
     syncer.popen.kill()
     follower.join(LIMIT_S)
     assert codes == [2]

@@ -19,6 +19,7 @@ from atoll.runtime.client import AgentClient, _Hung
 from atoll.runtime.pipe import Setup
 from atoll.store.tape import read_tape
 from tests.runtime.conftest import Process
+from tests.waiting import wait_for
 
 SECOND_NS = 1_000_000_000
 FAST = {"heartbeat_interval_ns": SECOND_NS // 10, "lease_interval_ns": SECOND_NS, "interval": 4, "overlap": 1}
@@ -33,6 +34,12 @@ def agents_step(learner: Process, other_than: int, count: int = 1) -> dict[str, 
     """A step of the learner with another agent than this, `count` steps after its first."""
     first = learner.expect("step", lambda line: line["agent"] != other_than)
     return learner.expect("step", lambda line: line["n"] >= first["n"] + count)
+
+
+def is_back(run: Path, name: str) -> bool:
+    """It was away, and is ready again."""
+    states = [line.state for line in lines_of(run, records.MemberLine) if line.name == name]
+    return "away" in states and states[-1] == "ready"
 
 
 def books_are_whole(run: Path) -> None:
@@ -71,6 +78,8 @@ def test_agent__stopped__is_replaced(start, tmp_path) -> None:
     os.kill(agent, signal.SIGSTOP)
     agents_step(learner, agent, 20)
     assert not psutil.pid_exists(agent), "two agents of one life"
+    # The finish waits for nobody who is away: so the new agent must have found the syncer before.
+    wait_for(lambda: is_back(tmp_path / "run", "a"), "the new agent to be ready")
     syncer.popen.send_signal(signal.SIGINT)
     learner.expect("done")
     assert [learner.wait(), syncer.wait()] == [0, 0]
@@ -154,7 +163,7 @@ def test_fresh_syncer_of_the_same_run__goes_on_with_the_learners_it_finds(start,
 
 def test_heartbeats_that_stand_still__are_looked_at_twice() -> None:
     hung = _Hung(60.0)
-    hung.begin(0.0)
+    hung.begin(0, 0.0)
     assert not hung.seen(1, 0.0)
     assert not hung.seen(1, 59.0)
     assert not hung.seen(1, 1000.0), "this process may have stood still itself"
@@ -162,6 +171,19 @@ def test_heartbeats_that_stand_still__are_looked_at_twice() -> None:
     assert hung.seen(1, 1005.0)
     assert not hung.seen(2, 1006.0)
     assert not hung.seen(2, 1065.0)
+
+
+def test_agent__that_starts_slowly__is_not_taken_for_hung() -> None:
+    hung = _Hung(60.0)
+    hung.begin(7, 0.0)
+    assert not any(hung.seen(7, now_s) for now_s in (0.0, 60.0, 120.0, 299.0))
+    assert not hung.seen(7, 300.0)
+    assert hung.seen(7, 305.0)
+    hung.begin(7, 400.0)
+    assert not hung.seen(7, 460.0)
+    assert not hung.seen(8, 470.0)
+    assert not hung.seen(8, 530.0)
+    assert hung.seen(8, 535.0), "it has begun"
 
 
 @pytest.fixture

@@ -34,6 +34,8 @@ STEADY_S = 60.0
 """An agent that lived so long was a good one: the next is started at once."""
 HUNG_S = 60.0
 """Without a heartbeat in shared memory for so long, an agent is taken for hung."""
+START_S = 300.0
+"""Its first heartbeat may take longer: many processes that read their code from one slow disk."""
 LOOK_S = 5.0
 """It is looked at twice before that: this process may have stood still itself."""
 _clients: weakref.WeakSet[AgentClient] = weakref.WeakSet()
@@ -70,7 +72,7 @@ class AgentClient:
         ours, theirs = socket.socketpair()
         self.pipe: Pipe | None = Pipe(ours)
         self._started_s = time.monotonic()
-        self._hung.begin(self._started_s)
+        self._hung.begin(self.memory.beats, self._started_s)
         with theirs:
             numbers = [str(theirs.fileno()), str(self._memory_fd), str(self._pid)]
             with held_signals():
@@ -238,20 +240,26 @@ class _Hung:
     """Whether the agent's heartbeats stand still: for long, and as seen twice."""
 
     def __init__(self, limit_s: float) -> None:
-        self.limit_s = limit_s
+        self._limit_s = limit_s
         self._look_s = min(LOOK_S, limit_s / 2)
-        self.begin(time.monotonic())
+        self.begin(0, time.monotonic())
 
-    def begin(self, now_s: float) -> None:
-        """A new agent."""
-        self._beats = -1
+    @property
+    def limit_s(self) -> float:
+        """How long this agent may be silent at present."""
+        return max(START_S, self._limit_s) if self._starting else self._limit_s
+
+    def begin(self, beats: int, now_s: float) -> None:
+        """A new agent, which has given no sign yet: `beats` are those of the agents before it."""
+        self._starting = True
+        self._beats = beats
         self._changed_s = now_s
         self._suspect_s: float | None = None
 
     def seen(self, beats: int, now_s: float) -> bool:
         """Look at the count of heartbeats; True: it hangs."""
         if beats != self._beats:
-            self._beats, self._changed_s, self._suspect_s = beats, now_s, None
+            self._starting, self._beats, self._changed_s, self._suspect_s = False, beats, now_s, None
         elif now_s >= self._changed_s + self.limit_s:
             if self._suspect_s is None:
                 self._suspect_s = now_s
