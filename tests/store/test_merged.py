@@ -186,6 +186,14 @@ def test_read__of_another_layout__says_so(run) -> None:
         merged.MergedReader(run.path).read()
 
 
+@pytest.mark.parametrize("damage", ["", "run_id = 'r'", "run_id = 'r'\npayload = 'fp7'", "payload = 'bf16'"])
+def test_read__of_damaged_settings__says_so(run, damage) -> None:
+    run.begin(2)
+    run.path.joinpath("run.toml").write_text(damage)
+    with pytest.raises(RunError, match=r"run\.toml is damaged.* in model/"):
+        merged.MergedReader(run.path).read()
+
+
 def test_over__once_the_model_or_the_summary_is_there(run) -> None:
     reader = merged.MergedReader(run.path)
     assert not reader.over

@@ -89,6 +89,33 @@ def test_model__that_is_none_or_not_ready() -> None:
     check_model(MODEL)
 
 
+def of_weights(*weights: torch.Tensor) -> nn.ParameterList:
+    return nn.ParameterList([nn.Parameter(weight) for weight in weights])
+
+
+def test_model__two_values_in_one_place_of_memory__are_refused() -> None:
+    flat = torch.ones(12)
+    for model, words in (
+        (of_weights(torch.ones(1).expand(4)), "'0' has several values in one place"),
+        (of_weights(flat.view(3, 4), flat.view(3, 4).t()), "'0' and '1' share memory"),
+        (of_weights(flat[:8], flat[4:]), "'0' and '1' share memory"),
+        (of_weights(flat, flat[1:2], flat[5:7]), "'0' and '1' share memory"),
+    ):
+        with pytest.raises(ConfigError, match=words) as error:
+            check_model(model)
+        one_line(error)
+
+
+def test_model__views_that_are_tied_or_lie_apart__are_taken() -> None:
+    flat = torch.ones(12)
+    check_model(of_weights(flat[:4], flat[4:8], flat[8:]))
+    check_model(of_weights(flat, flat))
+    check_model(of_weights(flat.view(3, 4)[:, :2], flat.view(3, 4)[:, 2:]))
+    check_model(of_weights(torch.ones(3, 4).t(), torch.tensor(1.0)))
+    frozen = nn.Parameter(flat, requires_grad=False)
+    check_model(nn.ParameterList([frozen, nn.Parameter(flat[4:8])]))
+
+
 def test_optimizer__wrapped_and_listed_ones_are_taken() -> None:
     wrapped = Wrapped(SGD)
     assert optimizers_of(SGD) == [SGD]

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from atoll.core.config import DATA_PARALLEL
+from atoll.core.config import DATA_PARALLEL, PAYLOAD_BYTES
 from atoll.core.layout import Layout
 from atoll.core.messages import Version
 from atoll.errors import NothingMergedError, OvertakenError, RunError
@@ -165,6 +165,11 @@ class MergedReader:
                     "model is in model/"
                 )
             self.run_id, self._payload = str(settings.get("run_id")), str(settings.get("payload"))
+            if "run_id" not in settings or self._payload not in PAYLOAD_BYTES:
+                raise RunError(
+                    f"{self._path / 'run.toml'} is damaged: it names no run_id, or payload={self._payload[:40]!r}, "
+                    f"which is none of {', '.join(PAYLOAD_BYTES)}; the model of a run that is over is in model/"
+                )
             self._layout = layout
         return self._layout
 

@@ -68,10 +68,14 @@ def _held(model: nn.Module) -> Iterator[tuple[str, Held]]:
             yield prefix + leaf, Held(module, leaf, True)
 
 
-def _identity(tensor: Tensor) -> Hashable:
-    # Two Parameters over the same memory are tied as surely as one with two names; subclasses (DTensor) and
-    # meta tensors have no address to compare.
-    if type(tensor) not in (nn.Parameter, Tensor) or tensor.device.type == "meta" or not tensor.numel():
+def has_address(tensor: Tensor) -> bool:
+    """Whether it lies in memory that can be compared; subclasses (DTensor) and meta tensors have no address."""
+    return type(tensor) in (nn.Parameter, Tensor) and tensor.device.type != "meta" and tensor.numel() > 0
+
+
+def identity_of(tensor: Tensor) -> Hashable:
+    """Equal for what is tied: two Parameters over the same memory are it as surely as one with two names."""
+    if not has_address(tensor):
         return id(tensor)
     return (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
 
@@ -94,9 +98,9 @@ def _groups(model: nn.Module, kind: str) -> list[_Group]:
         if tensor is None:
             continue
         if not held.buffer:
-            trained.add(_identity(tensor))
+            trained.add(identity_of(tensor))
         if _kind_of(held, tensor) == kind:
-            groups.setdefault(_identity(tensor), _Group([], held, tensor)).names.append(name)
+            groups.setdefault(identity_of(tensor), _Group([], held, tensor)).names.append(name)
     if kind != PARAMETER:
         groups = {identity: group for identity, group in groups.items() if identity not in trained}
     for group in groups.values():
@@ -123,7 +127,7 @@ def _kind_of(held: Held, tensor: Tensor) -> str | None:
 
 def _embedding_weights(model: nn.Module) -> set[Hashable]:
     modules = (m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
-    return {_identity(module.weight) for module in modules}
+    return {identity_of(module.weight) for module in modules}
 
 
 def specs_of(model: nn.Module, buffers: str = "average") -> tuple[TensorSpec, ...]:
@@ -139,7 +143,7 @@ def specs_of(model: nn.Module, buffers: str = "average") -> tuple[TensorSpec, ..
             name=group.names[0],
             shape=tuple(group.tensor.shape),
             dtype=_dtype(group.tensor),
-            averaged=_identity(group.tensor) in embeddings or any(map(is_embedding_like, group.names)),
+            averaged=identity_of(group.tensor) in embeddings or any(map(is_embedding_like, group.names)),
             aliases=tuple(group.names[1:]),
         )
         for group in _groups(model, PARAMETER)

@@ -6,7 +6,7 @@ import logging
 import multiprocessing
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from atoll.core.config import choice
 from atoll.core.layout import DTYPES, EXTRA_LENGTH_MAX, TensorSpec
 from atoll.errors import ConfigError, JoinError
-from atoll.tensors.names import BUFFERS, local_names
+from atoll.tensors.names import BUFFERS, has_address, identity_of, local_names
 from atoll.wire.channel import parse_address
 from atoll.wire.check import NAME_PATTERN
 
@@ -95,6 +95,7 @@ def check_model(model: Any) -> None:
             raise ConfigError(f"parameter {name!r} is on the meta device; give it memory (model.to_empty) before join")
         if parameter.requires_grad:
             _check_values(name, parameter)
+    _check_memory({name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad})
 
 
 def _check_values(name: str, parameter: Tensor) -> None:
@@ -104,6 +105,29 @@ def _check_values(name: str, parameter: Tensor) -> None:
         raise ConfigError(f"parameter {name!r} is {what}; what is trained must be dense and one of {', '.join(DTYPES)}")
     if not parameter.numel():
         raise ConfigError(f"parameter {name!r} has no values (shape {list(parameter.shape)}); freeze or remove it")
+
+
+def _check_memory(trainable: dict[str, Tensor]) -> None:
+    """Every value has a place of its own, unless two parameters are the same values in the same shape (tied)."""
+    last: dict[torch.device, tuple[int, str, Hashable]] = {}
+    known = [(name, parameter) for name, parameter in trainable.items() if has_address(parameter)]
+    for name, parameter in sorted(known, key=lambda item: item[1].data_ptr()):
+        places = 1 + sum((size - 1) * step for size, step in zip(parameter.shape, parameter.stride(), strict=True))
+        if places < parameter.numel():
+            raise ConfigError(
+                f"parameter {name!r} has several values in one place of memory, as `expand` makes them; clone() it"
+            )
+        if places > parameter.numel():
+            continue  # it has gaps, in which others may lie
+        end, before, identity = last.get(parameter.device, (0, "", None))
+        if parameter.data_ptr() < end and identity_of(parameter) != identity:
+            raise ConfigError(
+                f"parameters {before!r} and {name!r} share memory, but are not equal in shape and strides; tie "
+                "them as one Parameter, or clone() one"
+            )
+        stop = parameter.data_ptr() + places * parameter.element_size()
+        if stop > end:
+            last[parameter.device] = (stop, name, identity_of(parameter))
 
 
 def optimizers_of(optimizer: Any) -> list[Any]:
