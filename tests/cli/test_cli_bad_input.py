@@ -54,15 +54,15 @@ TRAIN = [
     (["--interval", "25", "--fragments", "8"], "interval=25 must be a multiple of fragments=8; try 32"),
     (["--seed", str(10**20)], f"seed={10**20} must be between"),
     (["--interval", "0"], "interval=0 must be a multiple"),
-    (["--fragments", "0"], "fragments=0 must be at least 1"),
+    (["--fragments", "0"], "fragments=0 must be between 1 and"),
     (["--fragments", "50", "--interval", "50"], "fragments=50 is more than the model's"),
     (["--mode", "diloco", "--fragments", "4"], "mode=diloco needs fragments=1 and overlap=0"),
     (["--mode", "sync"], "mode='sync' is unknown; choose one of decoupled, streaming, diloco"),
     (["--model", "huge"], "model='huge' is unknown; use one of tiny, tiny-moe, small"),
     (["--merge", "median"], "merge='median' is unknown; choose one of rda, average"),
     (["--take", "both"], "take='both' is unknown; choose one of overwrite, rebase"),
-    (["--overlap", "-1"], "overlap=-1 must be 0 or more steps"),
-    (["--outer-lr", "nan"], "outer_lr=nan must be a finite number above 0"),
+    (["--overlap", "-1"], "overlap=-1 must be between 0 and"),
+    (["--outer-lr", "nan"], "outer_lr=nan must be above 0 and at most 100"),
     (["--outer-momentum", "1"], "outer_momentum=1.0 must be at least 0 and below 1"),
     (["--inner-lr", "0"], "inner_lr=0.0 must be a finite number above 0"),
     (["--inner", "sgd"], "inner='sgd' is unknown; choose one of adamw, muon"),
@@ -236,3 +236,11 @@ def test_train_help__loads_no_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, env=os.environ)
+
+
+@pytest.mark.parametrize("argv", [
+    ("status", "a\nb"), ("pull", "a\nb", "--to", "x"), ("train", "--data", "a\r\nb"),
+    ("syncer", "--run", "new", "--init", "a\nb"), ("evaluate", "a\u2028b"),
+])  # fmt: skip
+def test_values_of_several_lines__are_told_in_one(here, capsys, argv) -> None:
+    refused(capsys, *argv)

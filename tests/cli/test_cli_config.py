@@ -96,7 +96,7 @@ def test_config__what_is_wrong_with_a_file_is_one_line(write, capsys, text, told
 def test_config__values_are_checked_as_on_the_command_line(write, capsys):
     write("outer_lr = nan\n")
     assert main(["train", "--config", "conf.toml"]) == 2
-    assert "outer_lr=nan must be a finite number above 0" in capsys.readouterr().err
+    assert "outer_lr=nan must be above 0 and at most 100" in capsys.readouterr().err
     assert not Path("runs").exists()
 
 

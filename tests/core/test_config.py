@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,6 +36,13 @@ def config(**kw: object) -> RunConfig:
         ({"grace_factor": 1.0}, "grace_factor=1.0"),
         ({"stale_max": -1}, "stale_max=-1"),
         ({"lease_interval_ns": 1}, "heartbeat_interval_ns"),
+        ({"interval": 8 * 10**18}, "interval=8000000000000000000 must be between 1 and 1000000000000"),
+        ({"interval": 10**30, "fragments": 10**30}, "must be between 1 and 1048576"),
+        ({"overlap": 10**20}, "overlap=100000000000000000000"),
+        ({"stale_max": 10**20}, "stale_max=100000000000000000000"),
+        ({"lease_interval_ns": 10**20}, "lease_interval_ns=100000000000000000000"),
+        ({"start_wait_ns": 10**20}, "start_wait_ns=100000000000000000000"),
+        ({"outer_lr": 1e20}, "outer_lr=1e+20 must be above 0 and at most 100"),
     ],
 )
 def test_settings_that_cannot_work_are_named_with_value_and_remedy(fields: dict[str, object], words: str) -> None:
@@ -41,6 +50,15 @@ def test_settings_that_cannot_work_are_named_with_value_and_remedy(fields: dict[
         config(**fields)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_no_number_is_without_bound() -> None:
+    """What a syncer takes it must also be able to send: what no message can hold is refused at the start."""
+    numbers = [field.name for field in dataclasses.fields(RunConfig) if field.type in ("int", "float")]
+    assert len(numbers) > 10
+    for name in numbers:
+        with pytest.raises(ConfigError, match=name):
+            config(**{"fragments": 1, name: 2**64})
 
 
 @given(st.integers(0, 100), st.integers(0, 7), st.integers(1, 8))

@@ -230,6 +230,8 @@ def test_report__a_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.Ca
     for path, reason in (("none/x.html", "No such file or directory"), (".", "Is a directory")):
         assert main(["report", str(run), "--to", str(tmp_path / path)]) == 2
         assert f"cannot be written: {reason}; give another file with --to" in capsys.readouterr().err
+    assert main(["report", str(run), "--to", ""]) == 2
+    assert "'.' cannot be written: " in capsys.readouterr().err
 
 
 def test_compare__one_line_has_its_name_too_and_no_markers_are_promised(tmp_path: Path) -> None:

@@ -52,10 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = command(words)
         sys.stdout.flush()
     except DivergedError as error:
-        print(f"atoll: {error}", file=sys.stderr)
+        _tell(error)
         return EXIT_DIVERGED
     except AtollError as error:
-        print(f"atoll: {error}", file=sys.stderr)
+        _tell(error)
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         print("atoll: interrupted", file=sys.stderr)
@@ -64,6 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         silence(sys.stdout)
         return EXIT_INTERRUPTED
     return code
+
+
+def _tell(error: AtollError) -> None:
+    """In one line, also where a path or a value in it has several."""
+    print("atoll:", " ".join(str(error).splitlines()), file=sys.stderr)
 
 
 def command(words: Sequence[str]) -> int:

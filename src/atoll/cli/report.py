@@ -64,6 +64,7 @@ def write(path: Path, page: str) -> Path:
 
     try:
         write_atomic(path, page.encode(errors="backslashreplace"))
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}; give another file with --to") from error
+    except (OSError, ValueError) as error:  # ValueError: an empty name, or a NUL in it
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise RunError(f"{str(path)!r} cannot be written: {reason}; give another file with --to") from error
     return path

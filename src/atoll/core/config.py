@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from math import ceil, isfinite
+from math import ceil
 from typing import Any
 
 from atoll.errors import ConfigError
@@ -17,7 +17,11 @@ PAYLOADS = ("bf16", "fp32")
 LEARNERS_MAX = 4096
 STEPS_MAX = 10**12
 SEED_MAX = 2**63 - 1
+FRAGMENTS_MAX = 2**20
 SECOND_NS = 1_000_000_000
+WAIT_MAX_NS = 366 * 86_400 * SECOND_NS
+OUTER_LR_MAX = 100.0
+"""Far above what has been useful (about 1): a slip of the keyboard, which would spoil the model at the first merge."""
 PLACES = 4
 PAYLOAD_BYTES = {"bf16": 2, "fp32": 4}
 """Bytes of a value on the wire."""
@@ -28,6 +32,12 @@ def choice(name: str, value: str, known: tuple[str, ...]) -> str:
     if value not in known:
         raise ConfigError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
     return value
+
+
+def between(name: str, value: int, least: int, most: int) -> None:
+    """ConfigError where `value` is not."""
+    if not least <= value <= most:
+        raise ConfigError(f"{name}={value} must be between {least} and {most}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,25 +94,20 @@ class RunConfig:
         self._check_rates()
 
     def _check_counts(self) -> None:
-        if not 1 <= self.steps <= STEPS_MAX:
-            raise ConfigError(f"steps={self.steps} must be between 1 and {STEPS_MAX}")
-        if not -SEED_MAX <= self.seed <= SEED_MAX:
-            raise ConfigError(f"seed={self.seed} must be between {-SEED_MAX} and {SEED_MAX}")
-        if self.fragments < 1:
-            raise ConfigError(f"fragments={self.fragments} must be at least 1")
+        between("steps", self.steps, 1, STEPS_MAX)
+        between("seed", self.seed, -SEED_MAX, SEED_MAX)
+        between("fragments", self.fragments, 1, FRAGMENTS_MAX)
         if self.interval < 1 or self.interval % self.fragments:
             remedy = self.fragments * max(1, ceil(self.interval / self.fragments))
             raise ConfigError(
                 f"interval={self.interval} must be a multiple of fragments={self.fragments}; try {remedy}"
             )
-        if self.overlap < 0:
-            raise ConfigError(f"overlap={self.overlap} must be 0 or more steps")
-        if not 1 <= self.learners <= LEARNERS_MAX:
-            raise ConfigError(f"learners={self.learners} must be between 1 and {LEARNERS_MAX}")
+        between("interval", self.interval, 1, STEPS_MAX)
+        between("overlap", self.overlap, 0, STEPS_MAX)
+        between("learners", self.learners, 1, LEARNERS_MAX)
         if self.quorum < 0 or self.quorum > self.learners:
             raise ConfigError(f"quorum={self.quorum} must be between 1 and learners={self.learners}")
-        if self.stale_max < 0:
-            raise ConfigError(f"stale_max={self.stale_max} must be 0 or more versions")
+        between("stale_max", self.stale_max, 0, STEPS_MAX)
         if self.mode == "diloco" and (self.fragments != 1 or self.overlap != 0):
             raise ConfigError(
                 f"mode=diloco needs fragments=1 and overlap=0, not fragments={self.fragments} "
@@ -110,17 +115,17 @@ class RunConfig:
             )
         if self.mode == "streaming" and self.overlap >= self.interval:
             raise ConfigError(f"overlap={self.overlap} must be below interval={self.interval} in mode=streaming")
+        between("lease_interval_ns", self.lease_interval_ns, 1, WAIT_MAX_NS)
         if not 0 < self.heartbeat_interval_ns < self.lease_interval_ns:
             raise ConfigError(
                 f"heartbeat_interval_ns={self.heartbeat_interval_ns} must be above 0 and below "
                 f"lease_interval_ns={self.lease_interval_ns}"
             )
-        if self.start_wait_ns < 0:
-            raise ConfigError(f"start_wait_ns={self.start_wait_ns} must be 0 or more")
+        between("start_wait_ns", self.start_wait_ns, 0, WAIT_MAX_NS)
 
     def _check_rates(self) -> None:
-        if not (isfinite(self.outer_lr) and self.outer_lr > 0):
-            raise ConfigError(f"outer_lr={self.outer_lr} must be a finite number above 0")
+        if not 0 < self.outer_lr <= OUTER_LR_MAX:
+            raise ConfigError(f"outer_lr={self.outer_lr} must be above 0 and at most {OUTER_LR_MAX:g}")
         if not 0 <= self.outer_momentum < 1:
             raise ConfigError(f"outer_momentum={self.outer_momentum} must be at least 0 and below 1")
         if not 0 <= self.grace_factor < 1:

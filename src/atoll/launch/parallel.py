@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll import __version__
-from atoll.core.config import DATA_PARALLEL, SEED_MAX, STEPS_MAX
+from atoll.core.config import DATA_PARALLEL, SEED_MAX, STEPS_MAX, between
 from atoll.core.layout import make_layout
 from atoll.errors import ConfigError
 from atoll.launch.check import check_data, check_init
@@ -91,14 +91,12 @@ def prepare_parallel(options: LocalOptions) -> ParallelPlan:
     refuse_meaningless(options)
     if not 1 <= options.learners <= LEARNERS_MAX:
         raise ConfigError(f"learners={options.learners} must be between 1 and {LEARNERS_MAX} on one machine")
-    if not -SEED_MAX <= options.seed <= SEED_MAX:
-        raise ConfigError(f"seed={options.seed} must be between {-SEED_MAX} and {SEED_MAX}")
+    between("seed", options.seed, -SEED_MAX, SEED_MAX)
     run_dir = options.run or default_run_dir(options.model)
     check_run_dir(run_dir)
     learners, parts = learners_of(options, run_dir, machine_cores())
     steps = asked_steps(options, learners[0])
-    if not 1 <= steps <= STEPS_MAX:
-        raise ConfigError(f"steps={steps} must be between 1 and {STEPS_MAX}")
+    between("steps", steps, 1, STEPS_MAX)
     if options.init is not None:
         check_init(options.init, make_layout(specs_of(build_model(options.model, 0)), 1))
     return ParallelPlan(

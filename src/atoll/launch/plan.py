@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.core.config import MODES, STEPS_MAX, RunConfig, choice
+from atoll.core.config import MODES, STEPS_MAX, RunConfig, between, choice
 from atoll.errors import ConfigError, RunError
 from atoll.store.files import is_vacant
 
@@ -63,8 +63,7 @@ def method_settings(
     counted_as: the option that says how many learners there are.
     """
     choice("mode", method.mode, MODES)
-    if not 1 <= steps <= STEPS_MAX:
-        raise ConfigError(f"steps={steps} must be between 1 and {STEPS_MAX}")
+    between("steps", steps, 1, STEPS_MAX)
     if method.quorum is not None and not 1 <= method.quorum <= learners:
         remedy = f"; raise {counted_as} with it" if method.quorum > learners else ""
         raise ConfigError(f"quorum={method.quorum} must be between 1 and {counted_as}={learners}{remedy}")

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import atoll
-from atoll.core.config import SEED_MAX, choice
+from atoll.core.config import SEED_MAX, between, choice
 from atoll.errors import ConfigError, DivergedError
 from atoll.recipes.data import Corpus, batches, check_corpus, load_corpus
 from atoll.recipes.model import MODELS, ByteModel, build_model
@@ -120,8 +120,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.model not in MODELS:
             raise ConfigError(f"model={self.model!r} is unknown; use one of {', '.join(MODELS)}")
-        if not -SEED_MAX <= self.seed <= SEED_MAX:
-            raise ConfigError(f"seed={self.seed} must be between {-SEED_MAX} and {SEED_MAX}")
+        between("seed", self.seed, -SEED_MAX, SEED_MAX)
         check_slow("slow", self.slow)
         for name in ("batch", "length", "threads", "learners"):
             value = getattr(self, name)
