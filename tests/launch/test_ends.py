@@ -35,6 +35,14 @@ def text(tmp_path) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def hangups_count() -> Iterator[None]:
+    """Under `nohup` children would inherit that SIGHUP is ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def atoll(*words: str, cwd: Path, **more) -> subprocess.Popen[str]:  # type: ignore[no-untyped-def]
     environ = {k: v for k, v in os.environ.items() if not k.startswith("ATOLL_")}
     return subprocess.Popen(
