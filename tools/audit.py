@@ -10,7 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 BLOCK, CANCELLED = 65536, 2.0**-20
 
@@ -202,25 +202,25 @@ def check_pace(run):
     return reached
 
 def check_books(run, merged):
-    """Books of every life; returns the lives that have no step log, whose steps nobody can count again."""
-    unlogged = []
+    """Books of every life; returns lives without a step log, whose steps nobody can count again, and untold steps."""
+    unlogged, untold = [], {}
     for (name, generation), end in run.ends.items():
         log = run.dir / f"steps/{name}-{generation}.jsonl"
         told = [x for x in run.kind("reportline") if (x["name"], x["generation"]) == (name, generation)] + [end]
         for a, b in zip(told, told[1:]):
             must(a["steps"] <= b["steps"] and a["tokens"] <= b["tokens"], f"{name}: counters run backwards to {b}")
         if log.exists():
-            check_log(log, {x["steps"]: x for x in told})
+            untold[f"{name}-{generation}"] = check_log(log, {x["steps"]: x for x in told})
         elif end["steps"]:
             unlogged.append(f"{name}-{generation}")
         for p, (m, o, lost) in enumerate(zip(end["merged"], end["overwritten"], end["lost"])):
             must(m == merged.pop((name, generation, p), 0), f"{name}: merged tokens of piece {p}")
             must(m + o + lost == end["tokens"] and lost >= 0, f"{name}: fates of piece {p} do not add up")
     must(not merged, f"merged work of lives without books: {dict(merged)}")
-    return unlogged
+    return unlogged, {life: steps for life, steps in untold.items() if steps}
 
 def check_log(log, told):
-    """What the syncer was told after so many steps is the sum of the rows."""
+    """What the syncer was told after so many steps is the sum of the rows; returns how many rows came after that."""
     rows, tokens, loss = [json.loads(x) for x in log.read_text().splitlines()], 0, 0.0
     must(max(told) <= len(rows), f"{log} has {len(rows)} steps, the syncer heard of {max(told)}")
     for n, row in enumerate(rows, 1):
@@ -228,12 +228,14 @@ def check_log(log, told):
         x = told.get(n, {"tokens": tokens, "loss_sum": loss})
         same = tokens == x["tokens"] and math.isclose(loss, x["loss_sum"], rel_tol=1e-5)
         must(row["step"] == n and same, f"{log}: step {n} is not as told: {tokens} tokens, loss sum {loss}")
+    return len(rows) - max(told)
 
 def recount(run):
     ends, sizes, out = run.ends.values(), run.run["piece_sizes"], {}
     books = {f: [sum(e[f][p] for e in ends) for p in range(run.P)] for f in ("merged", "overwritten", "lost")}
     books |= {"computed": [sum(e["tokens"] for e in ends)] * run.P, "pending": [0] * run.P}
-    out |= {name: run.set[name] for name in ("mode", "learners", "seed")}
+    out |= {name: run.set[name] for name in ("mode", "seed")}
+    out |= {"learners": len({name for name, _ in run.ends}), "expected_learners": run.set["learners"]}
     out["slots"] = max((x["slot"] for x in run.kind("closedline") if x["slot"] <= run.last), default=0)
     out["steps"], out["work_ratio"] = out["slots"] * run.s, None
     out["token_pieces"] = {f: sum(row) for f, row in books.items()}
@@ -313,11 +315,14 @@ def main(directory):
         raise OSError("no contributions in it: it ran without --keep-contributions")
     run = Run(directory)
     (merged, merges), slots = redo_merges(run), check_pace(run)
-    unlogged = check_books(run, merged)
+    unlogged, untold = check_books(run, merged)
     compare(recount(run), summary := json.loads((run.dir / "summary.json").read_text()))
     known = "equal as far as it was logged" if unlogged else "all equal"
     print(f"audit: {known}: {merges} merges redone to the hash of model/, {slots} quorums, {len(run.ends)} lives,")
     print(f"audit: yield {summary['yield']:.4f} and all other figures as in summary.json")
+    if untold:
+        lives = ", ".join(f"{steps} of {life}" for life, steps in sorted(untold.items()))
+        print(f"audit: steps after the last report of a life that was cut off, which are in no figure: {lives}")
     if unlogged:
         print(f"audit: NOT counted again, but taken as reported: steps, tokens and losses of {', '.join(unlogged)};")
         print(f"audit: {run.dir / 'steps'} lacks their step logs (atoll.join(steps_dir=...), or a learner's own --run)")
@@ -330,5 +335,5 @@ if __name__ == "__main__":
     except OSError as error:
         print(f"audit: cannot read the run ({error}); use: audit.py RUN_DIR, of a run with kept contributions")
         sys.exit(2)
-    except (IndexError, KeyError, TypeError, ValueError, StopIteration) as error:
+    except (IndexError, KeyError, TypeError, ValueError, StopIteration, SafetensorError) as error:
         sys.exit(f"audit: FAILED: a record is damaged: {type(error).__name__} {error}")

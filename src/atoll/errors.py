@@ -13,6 +13,8 @@ from typing import Any
 
 BITS_MAX = 63
 SHOWN_MAX = 60
+OR_EVERY = ", or give --every"
+"""Ends the words of a NothingMergedError, for who pulls once."""
 
 
 class AtollError(Exception):

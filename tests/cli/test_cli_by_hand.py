@@ -75,7 +75,7 @@ def test_by_hand__a_learner_that_diverges_stops_with_status_3_and_the_run_goes_o
     twin = learner("good")
     _, err = twin.communicate(timeout=60)
     assert twin.returncode == 2
-    assert "the name 'good' is in use by a live learner; choose another --name" in err
+    assert "the name 'good' is in use by a live learner; choose another name" in err
     other = learner("other", "--model", "small")
     _, err = other.communicate(timeout=60)
     assert other.returncode == 2

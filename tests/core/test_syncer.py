@@ -50,7 +50,7 @@ def test_hello__generation_is_epoch_times_2_to_32_plus_n_and_on_the_tape_before_
         ({"protocol": 99}, "protocol", "protocol 99"),
         ({"run_id": "other"}, "run", "'other'"),
         ({"fingerprint": "x", "tensors": (TensorSpec("t0", (11,), "float32"),)}, "layout", "t0 float32[10]"),
-        ({"fingerprint": "x", "tensors": ()}, "layout", "join with the model of the run (--model)"),
+        ({"fingerprint": "x", "tensors": ()}, "layout", "join with the model of the run"),
     ],
 )
 def test_hello__mismatch_is_refused_in_words(fields: dict[str, object], kind: str, words: str) -> None:
@@ -361,8 +361,27 @@ def test_norms__a_huge_one_is_refused_once_there_is_a_history() -> None:
     assert [f.reason.split()[0] for f in bench.told("b", Fate)] == ["norm"]
     [notice] = [a.text for a in bench.actions if isinstance(a, ev.Notice)]
     assert "work of learner b was refused: 200 tokens on fragment 0, 1 so far: norm 100" in notice
-    assert "another learning rate than the others'? let schedules follow `learner.progress`" in notice
+    assert "another learning rate than the others': let schedules follow `learner.progress`" in notice
     assert len(bench.written(SlotLine)) == 30
+
+
+def test_norms__raised_ones_are_taken_and_said_at_each_doubling() -> None:
+    bench = Bench(fragments=1, interval=2, learners=2, steps=400)
+    bench.join("a")
+    bench.join("b")
+    for slot in range(1, 101):
+        for name in ("a", "b"):
+            usual = 1.0 if slot <= 40 else 0.01
+            message = bench.announce(name, slot, slot, steps=2 * slot, anchor=Version(1, slot - 1))
+            bench.arrive(name, message, norm=0.9 if slot > 97 and name == "b" else usual)
+        for name in ("a", "b"):
+            bench.report(name, 2 * slot)
+        bench.now_ns += 100 * MS
+    assert not bench.told("b", Fate)
+    first, second = [a.text for a in bench.actions if isinstance(a, ev.Notice)]
+    assert "work of learner b on fragment 0 is 90 times as large as is usual now, and taken" in first
+    assert "1 so far (bursts of its gradients" in first
+    assert "2 so far" in second
 
 
 # ---------------------------------------------------------------- slots

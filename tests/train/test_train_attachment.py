@@ -36,7 +36,7 @@ def test_unfrozen_and_frozen_later__is_said_once(caplog: pytest.LogCaptureFixtur
     for step in range(3 * LOOK_EVERY_STEPS):
         watch.stepped(step)
     unfrozen, frozen = said(caplog)
-    assert "'0.bias', '0.weight' became trainable after atoll.join" in unfrozen
+    assert "'0.bias', '0.weight' was added or became trainable after atoll.join" in unfrozen
     assert "'1.bias' was frozen after atoll.join" in frozen
 
 
@@ -45,6 +45,41 @@ def test_tied_parameters__are_no_news(caplog: pytest.LogCaptureFixture) -> None:
     model[1].weight = model[0].weight
     attached(model).stepped(0)
     assert not said(caplog)
+
+
+def untie(model: nn.Sequential) -> None:
+    model[1].weight = nn.Parameter(model[0].weight.detach().clone())
+
+
+def tie(model: nn.Sequential) -> None:
+    model[2].weight = model[0].weight
+
+
+def add(model: nn.Sequential) -> None:
+    model.register_parameter("extra", nn.Parameter(torch.ones(3)))
+
+
+def add_module(model: nn.Sequential) -> None:
+    model.add_module("3", nn.Linear(2, 2, bias=False))
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (untie, "'1.weight' was tied to another parameter"),
+    (tie, "'0.weight', '2.weight' became one parameter"),
+    (add, "'extra' was added"),
+    (add_module, "'3.weight' was added"),
+])  # fmt: skip
+def test_changes_of_structure_after_join__are_said_once(change, words, caplog) -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(3)))
+    model[1].weight = model[0].weight
+    watch = attached(model)
+    watch.stepped(0)
+    assert not said(caplog)
+    change(model)
+    for step in range(3 * LOOK_EVERY_STEPS):
+        watch.stepped(step)
+    (told,) = said(caplog)
+    assert words in told
 
 
 @pytest.mark.parametrize("make", [

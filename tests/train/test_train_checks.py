@@ -69,6 +69,18 @@ def test_loss__a_number_or_one_value() -> None:
         one_line(error)
 
 
+def made_in_inference_mode() -> nn.Module:
+    with torch.inference_mode():
+        return nn.Linear(2, 2)
+
+
+def test_model__in_inference_mode__is_refused() -> None:
+    with torch.inference_mode(), pytest.raises(ConfigError, match="call it outside") as error:
+        check_model(MODEL)
+    one_line(error)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_model__that_is_none_or_not_ready() -> None:
     integers = nn.Linear(2, 2)
     integers.half_done = nn.Parameter(torch.ones(2, dtype=torch.complex64))  # type: ignore[assignment]
@@ -82,6 +94,8 @@ def test_model__that_is_none_or_not_ready() -> None:
         (nn.Linear(2, 2, device="meta"), "to_empty"),
         (integers, "complex64"),
         (empty, "no values"),
+        (torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)), "TorchScript"),
+        (made_in_inference_mode(), "'weight' was made inside torch.inference_mode"),
     ):
         with pytest.raises(ConfigError, match=words) as error:
             check_model(model)
@@ -100,6 +114,9 @@ def test_model__two_values_in_one_place_of_memory__are_refused() -> None:
         (of_weights(flat.view(3, 4), flat.view(3, 4).t()), "'0' and '1' share memory"),
         (of_weights(flat[:8], flat[4:]), "'0' and '1' share memory"),
         (of_weights(flat, flat[1:2], flat[5:7]), "'0' and '1' share memory"),
+        (of_weights(flat[::2], flat[:3]), "'0' and '1' share memory"),
+        (of_weights(flat[:3], flat[::2]), "'0' and '1' share memory"),
+        (of_weights(flat.view(3, 4)[:, :2], flat.view(3, 4)[:, 1:]), "'0' and '1' share memory"),
     ):
         with pytest.raises(ConfigError, match=words) as error:
             check_model(model)
@@ -111,6 +128,7 @@ def test_model__views_that_are_tied_or_lie_apart__are_taken() -> None:
     check_model(of_weights(flat[:4], flat[4:8], flat[8:]))
     check_model(of_weights(flat, flat))
     check_model(of_weights(flat.view(3, 4)[:, :2], flat.view(3, 4)[:, 2:]))
+    check_model(of_weights(flat[::2], flat[1::2]))
     check_model(of_weights(torch.ones(3, 4).t(), torch.tensor(1.0)))
     frozen = nn.Parameter(flat, requires_grad=False)
     check_model(nn.ParameterList([frozen, nn.Parameter(flat[4:8])]))

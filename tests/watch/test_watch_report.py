@@ -100,7 +100,7 @@ def test_report__long_names_and_reasons_leave_room_for_the_pictures_on_a_narrow_
     """At 420 pixels whatever is longer than these was cut off, or left no room for a picture."""
     names = [f"gpu-node-{i:02d}.cluster-eu-west.example.org-{123456 + i}" for i in range(LEARNERS_NAMED)]
     lines = tape_of(world([LearnerSpec(name=name) for name in names], steps=80))
-    why = "norm 3.1e+04 is far above this fragment's history"
+    why = "norm 3.1e+04 is far above all that is usual on this fragment"
     view = fold([*lines, FateLine(lines[-1].now_ns, 9, 1, names[3], 1, 900, 100, "refused", why)])
     for shown in run_cards(Charts(view)):
         axes = shown.figure.layout

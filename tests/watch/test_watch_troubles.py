@@ -75,7 +75,7 @@ def left(tape: list[Record]) -> list[Record]:
 
 TOLD = {
     refused: r"4 contributions of l1 refused, \d\.\d% of what these lives computed; the last: norm 31 is far above "
-    r"this fragment's history \(another learning rate than the others'\? let schedules follow `learner.progress`",
+    r"all that is usual on this fragment \(bursts of its gradients: clip them; or another learning rate than ",
     missed_round: r"l1 missed a whole round: each fragment once, and nothing was merged meanwhile; the last: slot 9 "
     r"had closed \(its link or its steps are too slow for the run's pace: raise `interval`\)",
     other_units: r"l1 counts 64000 tokens per step, the others 1000: tokens are its weight in the merge, so if",

@@ -51,6 +51,11 @@ def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
     return path
 
 
+def _refused(summary: Mapping[str, Any]) -> str:
+    refused = summary["contributions"]["refused"]
+    return f"; {count(refused, 'contribution')} refused (`atoll advise`)" if refused else ""
+
+
 def closing_lines(run_dir: Path, summary: Mapping[str, Any], view: RunView) -> list[str]:
     """What a person wants to know at the end."""
     if view.config is None:
@@ -77,7 +82,7 @@ def closing_lines(run_dir: Path, summary: Mapping[str, Any], view: RunView) -> l
         f"run          {summary['run_id']}, {summary['mode']}, {learners}, seed {summary['seed']}",
         f"length       {length} ({ended})",
         f"tokens       {tokens['computed']:,} computed at {number(summary['tokens_per_s'], ',.0f')} tokens/s",
-        f"their work   {shares}",
+        f"their work   {shares}{_refused(summary)}",
         f"taking part  {number(part['mean'], '.3f')} of the ready; lowest fragment {lowest(fragment, 'fragment')}, "
         f"lowest learner {lowest(learner, 'learner')}",
         f"blocked      {blocked}",

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from atoll import __version__
-from atoll.errors import AtollError, DivergedError
+from atoll.errors import AtollError, DivergedError, RunError
 from atoll.streams import settle, silence
 
 COMMANDS = {
@@ -63,6 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         silence(sys.stdout)
         return EXIT_INTERRUPTED
+    except OSError as error:  # of a path that no command thought of: too long, not readable, a link in a circle
+        if error.filename is None:
+            raise
+        _tell(RunError(f"{error.filename}: {error.strerror}; give another path, or see to that one"))
+        return EXIT_BAD_INPUT
     return code
 
 

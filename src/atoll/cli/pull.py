@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 import tyro
 
 from atoll.cli.parse import parse
-from atoll.errors import ConfigError, NothingMergedError, OvertakenError, RunError, SyncerGoneError
+from atoll.errors import OR_EVERY, ConfigError, NothingMergedError, OvertakenError, RunError, SyncerGoneError
 
 if TYPE_CHECKING:
     from atoll.store.merged import MergedModel
@@ -109,18 +109,25 @@ class NetworkSource:
     def __init__(self, address: str, bulk_address: str | None) -> None:
         from atoll.runtime.observer import NetworkReader
 
+        self._address = address
         self._reader = NetworkReader(address, bulk_address)
-        self._been_there = False
+        self._run_id = ""
 
     def next(self, known: Known | None, wait_s: float) -> Pulled:
         """As Source says. A syncer that was there and is gone is looked for again for GONE_S."""
-        deadline = time.monotonic() + wait_s + GONE_S
+        deadline, told = time.monotonic() + wait_s + GONE_S, False
         while True:
             try:
                 model, over = self._reader.read(wait_s, lambda run, versions: known == (run, json.dumps(versions)))
+            except NothingMergedError:
+                self._same_run()
+                raise
             except SyncerGoneError as error:
-                if not self._been_there:
+                if not self._run_id:
                     raise
+                if not told:
+                    warn(f"{error} It is looked for again for {GONE_S:g} s")
+                told = True
                 if time.monotonic() > deadline:
                     raise SyncerGoneError(
                         f"{error} It was there before: if the run is over, its model is in model/ of its directory"
@@ -128,8 +135,17 @@ class NetworkSource:
                 wait_s = 0.0
                 time.sleep(POLL_S)
                 continue
-            self._been_there = True
+            self._same_run()
             return Pulled(model, over)
+
+    def _same_run(self) -> None:
+        """RunError where another run answers than before."""
+        if self._run_id not in ("", self._reader.run_id):
+            raise RunError(
+                f"run {self._run_id!r} is gone from {self._address}, where {self._reader.run_id!r} is now; if it "
+                "is over, its model is in model/ of its directory; pull the other one into another --to"
+            )
+        self._run_id = self._reader.run_id
 
 
 def main(argv: Sequence[str]) -> int:
@@ -196,7 +212,7 @@ class Follower:
                     raise
                 wait_s = min(every_s, SOON_S)
                 if not told:
-                    warn(f"{error}; waiting")
+                    warn(f"{str(error).removesuffix(OR_EVERY)}; waiting")
                 told = True
             except OSError as error:
                 reason = f"the model cannot be written to {self._to}: {error.strerror or error}; make room"
@@ -223,6 +239,8 @@ class Follower:
             if not quiet:
                 print(f"nothing new: the newest model is in {self._to} already", flush=True)
             return
+        for text in model.damage:
+            warn(text)
         path = write_merged(self._to, model)
         self._known, self._hash = (model.run_id, json.dumps(model.versions)), model.hash
         print(f"slot {model.slot}: {path}", flush=True)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from atoll.core.config import RunConfig
 
-FAR_NORM = "is far above this fragment's history"
+FAR_NORM = "is far above all that is usual on this fragment"
 """Ends the reason of a refusal by norm."""
 FIRST_AWAITED = "first parameters are awaited from"
 """Begins a notice about a seeder that hands nothing in."""
 _CAUSES = {
-    FAR_NORM: "another learning rate than the others'? let schedules follow `learner.progress`, also after a return",
+    FAR_NORM: (
+        "bursts of its gradients: clip them; or another learning rate than the others': let schedules follow "
+        "`learner.progress`, also after a return"
+    ),
     "not finite": "its training diverges: look at its data, lower its learning rate, clip gradients",
     "do not match their hash": "bytes are damaged on the way or in memory: check that machine and its link",
     "is not valid": "it counts steps or tokens wrongly",

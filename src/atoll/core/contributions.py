@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, sqrt
 from statistics import median
+from typing import NamedTuple
 
 from atoll.core.machine import Table
 from atoll.core.messages import Announce, Life
@@ -72,21 +73,38 @@ def weight_is_valid(announce: Announce) -> bool:
     return isfinite(tokens * (tokens / steps))
 
 
+class Judged(NamedTuple):
+    """What a history says of the contributions to one slot."""
+
+    refused: list[Contribution]
+    raised: list[Contribution]
+    """Far above what is usual now, and taken: no larger than what was usual once in this run."""
+    overruled: bool
+    """More than half would be refused, so none is."""
+    usual: float
+    """Norm per root step that is usual now; 0: not known yet."""
+
+
 class NormHistory:
     """The last 64 norms *seen* for a piece, refused ones too (hazard 46: a history of accepted ones locks up)."""
 
     def __init__(self) -> None:
         self._seen: deque[float] = deque(maxlen=NORM_HISTORY)
+        self._usual_max = 0.0
 
-    def judge(self, candidates: Sequence[Contribution]) -> tuple[list[Contribution], bool]:
-        """(those to refuse, whether the history was overruled); then remembers all candidates.
+    def judge(self, candidates: Sequence[Contribution]) -> Judged:
+        """Judge them, then remember all of them.
 
-        Refused: norm per step above 10 times the median of at least 16 seen. If more than half of the candidates
-        would go, none does: then the history is wrong. One voice is no majority: a learner that is alone in its slot
-        (with K = 1 most are) is refused, until the history has seen enough of what it sends.
+        Far: norm per step above 10 times the median of at least 16 seen. Refused: far, and above the largest such
+        median of this run too. Late in training honest norms are small and now and then as large as they all were
+        once; those do no harm that training has not survived before. If more than half of the candidates would go,
+        none does: then the history is wrong. One voice is no majority: a learner that is alone in its slot (with
+        K = 1 most are) is refused, until the history has seen enough of what it sends.
         """
-        middle = median(self._seen) if len(self._seen) >= NORM_HISTORY_MIN else 0.0
-        outside = [c for c in candidates if middle > 0 and c.norm_per_step > NORM_FACTOR_MAX * middle]
+        usual = median(self._seen) if len(self._seen) >= NORM_HISTORY_MIN else 0.0
+        self._usual_max = max(self._usual_max, usual)
+        far = [c for c in candidates if usual > 0 and c.norm_per_step > NORM_FACTOR_MAX * usual]
+        outside = [c for c in far if c.norm_per_step > self._usual_max]
         overruled = len(outside) > max(1, len(candidates) // 2)
         self._seen.extend(c.norm_per_step for c in candidates)
-        return ([] if overruled else outside), overruled
+        return Judged([] if overruled else outside, [c for c in far if c not in outside], overruled, usual)

@@ -308,6 +308,8 @@ class StreamLost:
     reason: str = ""
     refusal: str = ""
     """Kind of Refuse, where a syncer answers and will not have this life; empty: nobody answers."""
+    of_agent: bool = False
+    """It is the agent that is gone; of the syncer nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from atoll.core.causes import is_power_of_two, with_cause
+from atoll.core.causes import FAR_NORM, is_power_of_two, likely_cause, with_cause
 from atoll.core.context import Context
 from atoll.core.contributions import Contribution
 from atoll.core.events import Discard
@@ -51,6 +51,19 @@ class Fates:
         member = self._close(contribution)
         self.tell(member, contribution.announce, verdict)
         self._roster.close_books(member)
+
+    def raised(self, contribution: Contribution, usual: float) -> None:
+        """Its norm is far above what is usual now, and it is taken (R25): said at the first and at each doubling."""
+        member = self._roster.by_life(contribution.life)
+        assert member is not None, "a life outlives its open contributions"
+        member.raised += 1
+        if is_power_of_two(member.raised):
+            times = contribution.norm_per_step / usual
+            self._ctx.notice(
+                f"work of learner {member.life.name} on fragment {contribution.announce.piece} is {times:.0f} times as "
+                f"large as is usual now, and taken, as the run has seen as much before; {member.raised} so far "
+                f"({likely_cause(FAR_NORM)})"
+            )
 
     def merged(self, contribution: Contribution) -> None:
         """Its slot is committed and it is part of it."""

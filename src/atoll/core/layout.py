@@ -18,6 +18,8 @@ from atoll.errors import ConfigError, LayoutError
 
 TENSORS_MAX = 100_000
 NAME_LENGTH_MAX = 512
+RESERVED_NAME = "__metadata__"
+"""Of the header of a safetensors file, where the names of its tensors stand."""
 DIMENSIONS_MAX = 8
 BALANCE_MAX = 1.25
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -162,6 +164,11 @@ def check_tensors(tensors: Sequence[TensorSpec]) -> None:
         for name in (tensor.name, *tensor.aliases):
             if not name or len(name) > NAME_LENGTH_MAX:
                 raise LayoutError(f"tensor name {name[:40]!r} must have 1 to {NAME_LENGTH_MAX} characters")
+            if name == RESERVED_NAME or not name.isprintable():
+                raise LayoutError(
+                    f"tensor name {name[:40]!r} cannot stand in a model file (it must be printable, and not "
+                    f"{RESERVED_NAME}); rename that parameter or buffer"
+                )
             if name in seen:
                 raise LayoutError(f"tensor {name!r} is listed twice")
             seen.add(name)

@@ -88,6 +88,8 @@ class Member:
     last_fate: dict[int, Fate] = field(default_factory=dict)
     units_told: bool = False
     refusals: int = 0
+    raised: int = 0
+    """Contributions with norms far above what was usual, that were taken."""
     missed_pieces: set[int] = field(default_factory=set)
     """Of which a contribution was missed since one was last merged."""
     closed_books: bool = False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from statistics import median
+from collections.abc import Sequence
+from statistics import median_high, median_low
 from typing import TYPE_CHECKING
 
 from atoll.core.context import Context
@@ -23,20 +24,36 @@ def _tokens_per_step(member: Member) -> float | None:
     return heard.tokens / heard.steps if heard.steps >= STEPS_MIN else None
 
 
+def other_units(own: float | None, others: Sequence[float]) -> float | None:
+    """Tokens per step in the middle of the others, where `own` is of other units than these; else None.
+
+    Of two middles the nearer one counts: one of three that is wrong must not make the other two look it.
+    """
+    if not own or not others:
+        return None
+    for middle in (median_low(others), median_high(others)):
+        if not middle or 1 / UNITS_FACTOR < own / middle < UNITS_FACTOR:
+            return None
+    return median_low(others)
+
+
 def remark_on_units(ctx: Context, roster: Roster, member: Member) -> None:
     """Once per life: it counts far more or far fewer tokens per step than the median of the others."""
     own = _tokens_per_step(member)
     if own is None or member.units_told:
         return
-    others = [each for m in roster if m is not member and (each := _tokens_per_step(m)) is not None]
-    middle = median(others) if others else 0.0
-    if not middle or not own or 1 / UNITS_FACTOR < own / middle < UNITS_FACTOR:
+    middle = other_units(own, [each for m in roster if m is not member and (each := _tokens_per_step(m)) is not None])
+    if middle is None:
         return
     member.units_told = True
     ctx.notice(
         f"learner {member.life.name} counts {own:.6g} tokens per step, the others {middle:.6g}: tokens are its weight "
         "in the merge, so if the batches are alike let all count the same unit in `step(tokens)`"
     )
+
+
+def _refused(count: int) -> str:
+    return f"; {count} contribution{'' if count == 1 else 's'} of it had been refused" if count else ""
 
 
 def remark_on_leaving(ctx: Context, member: Member) -> None:
@@ -47,5 +64,5 @@ def remark_on_leaving(ctx: Context, member: Member) -> None:
     if lost > SAID_SHARE * whole:
         ctx.notice(
             f"learner {member.life.name} ended ({member.end_reason}) with {100 * lost / whole:.1f}% of its work not "
-            f"merged: {lost // sum(sizes)} of {heard.tokens} tokens are lost"
+            f"merged: {lost // sum(sizes)} of {heard.tokens} tokens are lost{_refused(member.refusals)}"
         )

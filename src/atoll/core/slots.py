@@ -314,16 +314,18 @@ class SlotEngine:
                 self._fates.settle(contribution, Verdict("missed", f"stale: its anchor is {age} versions old"))
             else:
                 fresh.append(contribution)
-        outside, overruled = piece.history.judge(fresh)
-        if overruled:
+        judged = piece.history.judge(fresh)
+        if judged.overruled:
             self._ctx.notice(
                 f"slot {slot.number}: more than half of the contributions have norms far above the history of "
                 f"fragment {slot.piece}; none is refused. If the loss rises, lower the inner learning rate"
             )
-        for contribution in outside:
+        for contribution in judged.raised:
+            self._fates.raised(contribution, judged.usual)
+        for contribution in judged.refused:
             reason = f"norm {contribution.norm:.3g} {FAR_NORM}"
             self._fates.settle(contribution, Verdict("refused", reason))
-        return [c for c in fresh if c not in outside]
+        return [c for c in fresh if c not in judged.refused]
 
     def merge_done(self, event: MergeDone) -> None:
         slot = self.live[event.slot]

@@ -57,6 +57,8 @@ from atoll.core.remarks import remark_on_units
 from atoll.core.seeding import Seeding
 from atoll.core.slots import SlotEngine
 
+OTHER_NAME = "choose another name, or wait until that life is given up (name_wait_s)"
+
 
 class Syncer:
     """The state machine of a syncer with one shard. `handle` is its only entrance."""
@@ -194,7 +196,7 @@ class Syncer:
                 difference = f"fingerprint_extra is {ours!r} in the run and {theirs!r} at the learner"
             if difference is None:
                 return Refuse("layout", "the models' fingerprints differ; install the same version")
-            return Refuse("layout", f"{difference}; join with the model of the run (--model)")
+            return Refuse("layout", f"{difference}; join with the model of the run")
         member = self.roster.by_name(hello.name)
         if self._knows(hello):
             return None
@@ -203,7 +205,7 @@ class Syncer:
         if not self.finish.joinable:
             return Refuse("finished", "the run is over")
         if member is not None and member.present:
-            return Refuse("name", f"the name {hello.name!r} is in use by a live learner; choose another --name")
+            return Refuse("name", f"the name {hello.name!r} is in use by a live learner; {OTHER_NAME}")
         if member is None and len(self.roster.present()) >= self._learners_max:
             return Refuse("settings", f"the syncer has {self._learners_max} learners already")
         return None

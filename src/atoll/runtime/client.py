@@ -16,12 +16,12 @@ import socket
 import subprocess
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from atoll.core.events import AgentRestarted, Past, StreamLost
-from atoll.errors import RunError
+from atoll.errors import JoinError, RunError
 from atoll.runtime.children import held_signals, python_command
 from atoll.runtime.memory import SharedMemory, create_file
 from atoll.runtime.pipe import AgentCost, BulkTrouble, Pipe, PipeError, Setup
@@ -47,7 +47,8 @@ class AgentClient:
 
     def __init__(self, setup: Setup, *, hung_s: float = HUNG_S) -> None:
         self._setup = setup
-        self._memory_fd = create_file()
+        with _startable():
+            self._memory_fd = create_file()
         self.memory = SharedMemory(self._memory_fd)
         self.cost: AgentCost | None = None
         self.bulk_trouble: BulkTrouble | None = None
@@ -59,7 +60,11 @@ class AgentClient:
         self._hung = _Hung(hung_s)
         self._restart_at_s = 0.0
         self._restart_wait_s = 0.0
-        self._start(setup)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.memory.release)
+            with _startable():
+                self._start(setup)
+            undo.pop_all()
         _clients.add(self)
         _drop_all_in_children()
 
@@ -75,12 +80,17 @@ class AgentClient:
         self._hung.begin(self.memory.beats, self._started_s)
         with theirs:
             numbers = [str(theirs.fileno()), str(self._memory_fd), str(self._pid)]
-            with held_signals():
-                self.process = subprocess.Popen(
-                    python_command("atoll.runtime.agent_main", *numbers),
-                    pass_fds=(theirs.fileno(), self._memory_fd),
-                    stdin=subprocess.DEVNULL,
-                )
+            try:
+                with held_signals():
+                    self.process = subprocess.Popen(
+                        python_command("atoll.runtime.agent_main", *numbers),
+                        pass_fds=(theirs.fileno(), self._memory_fd),
+                        stdin=subprocess.DEVNULL,
+                    )
+            except OSError:
+                self.pipe.close()
+                self.pipe = None
+                raise
         self.pipe.send(setup)
 
     # ------------------------------------------------------------ frames
@@ -172,7 +182,7 @@ class AgentClient:
         self._restart_at_s = time.monotonic() + self._restart_wait_s
         after = f" in {self._restart_wait_s:.0f} s" if self._restart_wait_s else ""
         _log.warning("the agent process of this learner %s; training goes on, a new one is started%s", how, after)
-        self._waiting_items.append(StreamLost(f"the agent process {how}"))
+        self._waiting_items.append(StreamLost(f"the agent process {how}", of_agent=True))
 
     def _end_of_process(self, reason: str) -> str:
         """See that it is gone, so that nobody writes into the memory any more; how it ended."""
@@ -234,6 +244,18 @@ class AgentClient:
         if self.pipe is not None:
             with contextlib.suppress(OSError):
                 self.pipe.close()
+
+
+@contextlib.contextmanager
+def _startable() -> Iterator[None]:
+    """JoinError where the system has no descriptor, process or memory for an agent."""
+    try:
+        yield
+    except OSError as error:
+        raise JoinError(
+            f"no agent process can be started for this learner ({error.strerror}); raise the limits of this process "
+            "(`ulimit -n` for open files, `ulimit -u` for processes)"
+        ) from error
 
 
 class _Hung:

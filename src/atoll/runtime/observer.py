@@ -14,7 +14,7 @@ import grpc
 
 from atoll.core.layout import Layout
 from atoll.core.messages import PROTOCOL_VERSION
-from atoll.errors import JoinError, NothingMergedError, SyncerGoneError
+from atoll.errors import OR_EVERY, JoinError, NothingMergedError, SyncerGoneError
 from atoll.store.merged import MergedModel, MergedPiece, assemble
 from atoll.tensors.hashing import payload_hash
 from atoll.wire import atoll_pb2 as pb
@@ -86,7 +86,7 @@ class NetworkReader:
         self.run_id = observed.run_id
         if observed.layout is None:
             raise NothingMergedError(
-                f"nothing is merged yet at {self._address}: no learner has joined; try again later, or give --every"
+                f"nothing is merged yet at {self._address}: no learner has joined; try again later{OR_EVERY}"
             )
         self._layout, self._payload = observed.layout, observed.payload
         self._bulk = self._bulk_address or wire_channel.format_address(self._host, observed.bulk_port)
@@ -106,8 +106,7 @@ class NetworkReader:
                     if over:
                         raise JoinError(f"the run at {self._address} ended before anything was merged")
                     raise NothingMergedError(
-                        f"nothing is merged yet at {self._address}: version 0 is not there; try again later, or give "
-                        "--every"
+                        f"nothing is merged yet at {self._address}: version 0 is not there; try again later{OR_EVERY}"
                     )
                 if is_known is not None and is_known(self.run_id, [version for version, _, _ in header]):
                     return None, over

@@ -23,9 +23,12 @@ class Strangers:
         self._said_s: dict[str, float] = {}
         self._untold: dict[str, int] = {}
 
-    def say(self, peer: str, text: str) -> None:
-        """Show it, unless this source was spoken of less than a minute ago; then count it."""
-        source, now_s = source_of(peer), self._clock_s()
+    def say(self, peer: str, text: str, name: str = "") -> None:
+        """Show it, unless this source was spoken of less than a minute ago; then count it.
+
+        name: of one who has the token and is refused all the same; each name of a source is spoken of.
+        """
+        source, now_s = " ".join(filter(None, (name, source_of(peer)))), self._clock_s()
         said_s = self._said_s.get(source)
         if said_s is not None and now_s < said_s + AGAIN_S:
             self._untold[source] = self._untold.get(source, 0) + 1

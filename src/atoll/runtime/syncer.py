@@ -21,7 +21,7 @@ import grpc
 import torch
 
 from atoll.core import events
-from atoll.core.messages import Life, SeedRequest, Welcome
+from atoll.core.messages import Life, Refuse, SeedRequest, Welcome
 from atoll.core.records import LifeEndLine, NoticeLine, Record
 from atoll.core.syncer import Syncer
 from atoll.errors import RunError
@@ -330,9 +330,9 @@ class SyncerServer:
         """The lobby: the first Hello that fits decides the layout."""
         result = self._lobby.open_run(stream.hello)
         if not isinstance(result, Opened):
-            self._strangers.say(stream.peer, f"learner {stream.hello.name} was refused: {result.message}")
             stream.send(result)
             stream.close()
+            self._refused(stream, result)
             return
         self._opened = result
         rundir, epoch = self._lobby.rundir, self._epoch
@@ -362,6 +362,13 @@ class SyncerServer:
         if isinstance(action.message, SeedRequest):
             self._expect_seed(self._lives[action.stream])
         stream.send(action.message)
+        if isinstance(action.message, Refuse):
+            self._refused(stream, action.message)
+
+    def _refused(self, stream: Stream, refusal: Refuse) -> None:
+        """For people here too, once per learner and minute: it asks again and again."""
+        name = stream.hello.name
+        self._strangers.say(stream.peer, f"learner {name} was refused: {refusal.message}", name)
 
     def _close_stream(self, action: events.CloseStream) -> None:
         stream = self._control.streams.get(action.stream)

@@ -31,7 +31,7 @@ REFUSALS = ("name", "settings", "finished", *STRANGERS)
 FATES = (
     "its bytes were not in when collecting ended",
     "stale: its anchor is # versions old",
-    "norm # is far above this fragment's history",
+    "norm # is far above all that is usual on this fragment",
     "the merge was not finite",
     "its bytes do not match their hash",
     "it is not finite",

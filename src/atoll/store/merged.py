@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor
 from atoll.core.config import DATA_PARALLEL, PAYLOAD_BYTES
 from atoll.core.layout import Layout
 from atoll.core.messages import Version
-from atoll.errors import NothingMergedError, OvertakenError, RunError
+from atoll.errors import OR_EVERY, NothingMergedError, OvertakenError, RunError
 from atoll.store.commits import CommitHead, commit_paths, read_head, read_theta
 from atoll.store.files import write_atomic
 from atoll.store.model import constants_of
@@ -65,6 +65,8 @@ class MergedModel:
     """By canonical name, in the model's shapes and dtypes, on the CPU; tied tensors once."""
     aliases: Mapping[str, tuple[str, ...]]
     """Other names of tied tensors."""
+    damage: tuple[str, ...] = ()
+    """Fragments that may be older than they could be, and why."""
 
 
 def assemble(run_id: str, layout: Layout, payload: str, pieces: Sequence[MergedPiece]) -> MergedModel:
@@ -110,6 +112,7 @@ class MergedReader:
         self.run_id = ""
         self._layout: Layout | None = None
         self._payload = ""
+        self._damage: dict[int, str] = {}
         if read_settings(run_dir).get("mode") == DATA_PARALLEL:
             raise RunError(
                 f"run {run_dir} is of mode={DATA_PARALLEL}, which merges nothing; when it has ended, its model is in "
@@ -145,7 +148,8 @@ class MergedReader:
         for _ in range(TRIES):
             pieces = self._try_read(layout)
             if pieces is not None:
-                return assemble(self.run_id, layout, self._payload, pieces)
+                model = assemble(self.run_id, layout, self._payload, pieces)
+                return replace(model, damage=tuple(self._damage.values()))
         raise OvertakenError(
             f"the commits of {self._path} were replaced {TRIES} times while they were read; "
             "try again, from a faster disk, or pull over the network"
@@ -157,7 +161,7 @@ class MergedReader:
             settings = read_settings(self._path)
             if layout is None and "fragments" not in settings:
                 raise NothingMergedError(
-                    f"nothing is merged yet in {self._path}: no learner has joined; try again later, or give --every"
+                    f"nothing is merged yet in {self._path}: no learner has joined; try again later{OR_EVERY}"
                 )
             if layout is None:
                 raise RunError(
@@ -182,7 +186,7 @@ class MergedReader:
             if reasons:
                 raise RunError(f"fragment {lost[0]} of {self._path} has no intact commit: {'; '.join(reasons[:2])}")
             raise NothingMergedError(
-                f"nothing is merged yet in {self._path}: version 0 is not there; try again later, or give --every"
+                f"nothing is merged yet in {self._path}: version 0 is not there; try again later{OR_EVERY}"
             )
         return [commits for commits, _ in found]
 
@@ -190,7 +194,10 @@ class MergedReader:
         heads = [(path, read_head(path)) for path in commit_paths(self._path / "commits", piece)]
         commits = [_Found(head, path) for path, head in heads if isinstance(head, CommitHead) and head.piece == piece]
         commits.sort(key=lambda found: found.head.version, reverse=True)
-        return commits, [head for _, head in heads if isinstance(head, str) and head]
+        reasons = [head for _, head in heads if isinstance(head, str) and head]
+        if commits and commits[0].head.version.n > 0:  # then there have been two
+            reasons += [f"{path.name} is missing" for path, head in heads if head == ""]
+        return commits, reasons
 
     def _try_read(self, layout: Layout) -> list[MergedPiece] | None:
         """None: what was read is not of one slot, because commits came meanwhile."""
@@ -207,7 +214,8 @@ class MergedReader:
 
     def _read_piece(self, layout: Layout, index: int, commits: Sequence[_Found]) -> MergedPiece | None:
         """The newest intact one; None where another has taken its place."""
-        reasons = []
+        _, reasons = self._commits_of(index)
+        self._damage.pop(index, None)
         size = layout.pieces[index].size
         for found in commits:
             result = read_theta(found.path)
@@ -222,9 +230,19 @@ class MergedReader:
                     f"{found.path} has {len(theta)} values, fragment {index} of layout.json {size}: the directory "
                     "holds files of two layouts; pull from the directory of one run"
                 )
+            if reasons:
+                self._damage[index] = _older(index, found.path, reasons)
             data = memoryview(encode_piece(theta, layout.pieces[index], self._payload).numpy()).cast("B")
             return MergedPiece(head.version, head.slot, data)
+        reasons = list(dict.fromkeys(reasons))
         raise RunError(f"fragment {index} of {self._path} has no intact commit: {'; '.join(reasons)}")
+
+
+def _older(index: int, path: Path, reasons: Sequence[str]) -> str:
+    return (
+        f"a commit of fragment {index} is damaged or gone ({reasons[0]}); its values are those of {path.name}, which "
+        "may be one version older"
+    )
 
 
 def _cut(heads: Sequence[Sequence[_Found]], slot: int) -> list[Version | None]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -53,14 +55,27 @@ def export_model(
     return directory / "model.safetensors"
 
 
-def load_pieces(path: Path, layout: Layout) -> list[Tensor]:
-    """The pieces of a model file, fp32 [piece.size] each; RunError names the first tensor that does not fit."""
+FIT = "; start the syncer with --init of the model's own file, or join with the model that the file is of"
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[Any]:
+    """The open file; RunError where it cannot be read."""
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
-            names = set(file.keys())
-            return [torch.cat([_tensor(file, names, spec, path) for spec in p.tensors]) for p in layout.pieces]
+            yield file
     except (OSError, SafetensorError) as error:
-        raise RunError(f"init file {path} cannot be read: {' '.join(str(error).split())}") from error
+        raise RunError(
+            f"init file {path} cannot be read ({' '.join(str(error).split())}); it must be a safetensors file: write "
+            "one with safetensors.torch.save_model(model, FILE)"
+        ) from error
+
+
+def load_pieces(path: Path, layout: Layout) -> list[Tensor]:
+    """The pieces of a model file, fp32 [piece.size] each; RunError names the first tensor that does not fit."""
+    with _reading(path) as file:
+        names = set(file.keys())
+        return [torch.cat([_tensor(file, names, spec, path) for spec in p.tensors]) for p in layout.pieces]
 
 
 def constants_of(layout: Layout) -> dict[str, Tensor]:
@@ -74,12 +89,9 @@ def constants_of(layout: Layout) -> dict[str, Tensor]:
 
 def with_constants_of(path: Path, layout: Layout) -> Layout:
     """The layout with the integers of a file, where that has them in the same shape and dtype. RunError as above."""
-    try:
-        with safe_open(os.fspath(path), framework="pt") as file:
-            names = set(file.keys())
-            return replace(layout, constants=tuple(_constant(file, names, spec) for spec in layout.constants))
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"init file {path} cannot be read: {' '.join(str(error).split())}") from error
+    with _reading(path) as file:
+        names = set(file.keys())
+        return replace(layout, constants=tuple(_constant(file, names, spec) for spec in layout.constants))
 
 
 def _constant(file, names: set[str], spec: TensorSpec) -> TensorSpec:  # type: ignore[no-untyped-def]
@@ -92,19 +104,18 @@ def _constant(file, names: set[str], spec: TensorSpec) -> TensorSpec:  # type: i
 
 def check_model_file(path: Path) -> None:
     """RunError where `path` is no safetensors file: seen before any learner waits for it."""
-    try:
-        with safe_open(os.fspath(path), framework="pt") as file:
-            file.keys()
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"init file {path} cannot be read: {' '.join(str(error).split())}") from error
+    with _reading(path) as file:
+        file.keys()
 
 
 def _tensor(file, names: set[str], spec, path: Path) -> Tensor:  # type: ignore[no-untyped-def]
     known = [name for name in (spec.name, *spec.aliases) if name in names]
     if not known:
         remedy = "; save it too, or join with buffers='local'" if spec.kind == BUFFER else ""
-        raise RunError(f"init file {path} lacks tensor {spec.describe()}{remedy}")
+        raise RunError(f"init file {path} lacks tensor {spec.describe()}, which the learner has{remedy or FIT}")
     shape = tuple(file.get_slice(known[0]).get_shape())
     if shape != spec.shape:
-        raise RunError(f"init file {path} has {known[0]!r} as {list(shape)}; the learners have {spec.describe()}")
+        raise RunError(
+            f"init file {path} has {known[0]!r} as {list(shape)}, the learner {spec.describe()}{FIT}"
+        )
     return file.get_tensor(known[0]).to(torch.float32).reshape(-1)

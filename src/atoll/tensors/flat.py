@@ -18,7 +18,10 @@ from atoll.errors import ConfigError, LayoutError
 def _parameter(params: Mapping[str, Tensor], spec: TensorSpec) -> Tensor:
     parameter = params.get(spec.name)
     if parameter is None:
-        raise LayoutError(f"tensor {spec.name!r} is missing in the model; join with the run's model")
+        raise LayoutError(
+            f"tensor {spec.name!r} is missing in the model; join with the run's model, and change none of its parts "
+            "(weight norm, pruning, removal) afterwards"
+        )
     if tuple(parameter.shape) != spec.shape:
         raise LayoutError(
             f"tensor {spec.name!r} is {list(parameter.shape)} in the model, {list(spec.shape)} in the run; "

@@ -182,10 +182,18 @@ def local_names(model: nn.Module, specs: tuple[TensorSpec, ...]) -> list[str]:
 
 
 class ModelTensors(Mapping[str, Tensor]):
-    """Name -> tensor of a model as it is now, for every tensor that it has, tied ones under all their names."""
+    """Name -> tensor of a model as it is now, for every tensor that it has, tied ones under all their names.
+
+    Tensors are followed where they are replaced; modules that were replaced or added since are seen by `refresh`.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        self._held = dict(_held(model))
+        self._model = model
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look through the model's modules again."""
+        self._held = dict(_held(self._model))
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self._held[name].tensor

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor, nn
 
 from atoll.core.layout import PARAMETER, Layout
-from atoll.tensors.names import ModelTensors
+from atoll.tensors.names import ModelTensors, identity_of
 
 _log = logging.getLogger("atoll")
 LOOK_EVERY_STEPS = 16
@@ -24,8 +25,9 @@ class Attachment:
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         self._tensors = ModelTensors(model)
-        self._trained = {spec.name for piece in layout.pieces for spec in piece.tensors if spec.kind == PARAMETER}
-        self._aliases = {alias for spec in layout.tensors() for alias in spec.aliases}
+        specs = [spec for piece in layout.pieces for spec in piece.tensors]
+        self._trained = {spec.name for spec in specs if spec.kind == PARAMETER}
+        self._tied = {alias: spec.name for spec in specs for alias in spec.aliases}
         self._largest = [max(piece.parameters.tensors, key=lambda spec: spec.size).name for piece in layout.pieces]
         self._told: set[str] = set()
         self._took: tuple[int, Tensor, Tensor] | None = None
@@ -35,24 +37,47 @@ class Attachment:
         """At the entrance of `step`."""
         self._look_at_what_was_taken()
         if step % LOOK_EVERY_STEPS == 0:
-            self._look_at_what_is_trained()
+            self._look_at_the_model()
 
-    # ------------------------------------------------------------ trained or frozen since
+    # ------------------------------------------------------------ trained, frozen, tied or untied since
 
-    def _look_at_what_is_trained(self) -> None:
-        now = {name for name, tensor in self._tensors.items() if tensor.requires_grad and tensor.is_leaf}
-        new = sorted(now - self._trained - self._aliases)
+    def _look_at_the_model(self) -> None:
+        self._tensors.refresh()
+        now = {name: tensor for name, tensor in self._tensors.items() if tensor.requires_grad and tensor.is_leaf}
+        self._look_at_what_is_trained(set(now))
+        self._look_at_ties({name: identity_of(tensor) for name, tensor in now.items()})
+
+    def _look_at_what_is_trained(self, now: set[str]) -> None:
+        new = sorted(now - self._trained - self._tied.keys())
         frozen = sorted(self._trained - now)
         if new:
             self._say_once(
                 "new",
-                f"{_names(new)} became trainable after atoll.join: this is not exchanged and not in the merged model; "
-                "join again with all that is to be trained",
+                f"{_names(new)} was added or became trainable after atoll.join: this is not exchanged and not in the "
+                "merged model; join again with all that is to be trained",
             )
         if frozen:
             self._say_once(
                 "frozen",
                 f"{_names(frozen)} was frozen after atoll.join: it is still exchanged, and changes with every update",
+            )
+
+    def _look_at_ties(self, now: dict[str, Hashable]) -> None:
+        """What had one name has two places, or the other way round."""
+        untied = sorted(name for name, first in self._tied.items() if name in now and now[name] != now.get(first))
+        places = Counter(now[name] for name in self._trained if name in now)
+        shared = sorted(name for name in self._trained if name in now and places[now[name]] > 1)
+        if untied:
+            self._say_once(
+                "untied",
+                f"{_names(untied)} was tied to another parameter at atoll.join and is not any more: it is not "
+                "exchanged, and the merged model has it tied; join again with the model as it is now",
+            )
+        if shared:
+            self._say_once(
+                "shared",
+                f"{_names(shared)} became one parameter after atoll.join: the run holds them apart, and each update of "
+                "one overwrites the other; join again with the model as it is now",
             )
 
     def _say_once(self, kind: str, text: str) -> None:
@@ -68,12 +93,16 @@ class Attachment:
             take()
             return
         self._takes += 1
+        self._tensors.refresh()
         before = self._sample(piece)
         take()
         self._took = piece, before, self._sample(piece)
 
     def _sample(self, piece: int) -> Tensor:
-        flat = self._tensors[self._largest[piece]].detach().reshape(-1)
+        tensor = self._tensors.get(self._largest[piece])
+        if tensor is None:
+            return torch.empty(0, device="cpu")
+        flat = tensor.detach().reshape(-1)
         return flat[:: max(1, len(flat) // SAMPLE_VALUES)].to("cpu", torch.float32, copy=True)
 
     def _look_at_what_was_taken(self) -> None:

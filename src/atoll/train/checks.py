@@ -6,7 +6,8 @@ import logging
 import multiprocessing
 import operator
 import os
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -88,9 +89,18 @@ def check_model(model: Any) -> None:
         given = model.__name__ if isinstance(model, type) else type(model).__name__
         hint = "; call it to build one" if isinstance(model, type) else "; join takes (model, optimizer)"
         raise ConfigError(f"model={given} is not a torch.nn.Module{hint}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ConfigError("model is a TorchScript module; join with the module it was made of, which has its tensors")
+    if torch.is_inference_mode_enabled():
+        raise ConfigError("join was called inside torch.inference_mode(), where nothing trains; call it outside")
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise ConfigError(f"parameter {name!r} is lazy and has no shape yet; run one forward pass before join")
+        if parameter.is_inference():
+            raise ConfigError(
+                f"parameter {name!r} was made inside torch.inference_mode() and can never be trained; build the model "
+                "outside of it"
+            )
         if parameter.device.type == "meta":
             raise ConfigError(f"parameter {name!r} is on the meta device; give it memory (model.to_empty) before join")
         if parameter.requires_grad:
@@ -107,27 +117,60 @@ def _check_values(name: str, parameter: Tensor) -> None:
         raise ConfigError(f"parameter {name!r} has no values (shape {list(parameter.shape)}); freeze or remove it")
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a parameter lies: bytes from `start` to `stop`, with or without gaps between its values."""
+
+    name: str
+    parameter: Tensor
+    start: int
+    stop: int
+
+    @property
+    def dense(self) -> bool:
+        return self.stop - self.start == self.parameter.nbytes
+
+
+def _place(name: str, parameter: Tensor) -> _Place:
+    values = 1 + sum((size - 1) * step for size, step in zip(parameter.shape, parameter.stride(), strict=True))
+    if values < parameter.numel():
+        raise ConfigError(
+            f"parameter {name!r} has several values in one place of memory, as `expand` makes them; clone() it"
+        )
+    start = parameter.data_ptr()
+    return _Place(name, parameter, start, start + values * parameter.element_size())
+
+
 def _check_memory(trainable: dict[str, Tensor]) -> None:
     """Every value has a place of its own, unless two parameters are the same values in the same shape (tied)."""
-    last: dict[torch.device, tuple[int, str, Hashable]] = {}
-    known = [(name, parameter) for name, parameter in trainable.items() if has_address(parameter)]
-    for name, parameter in sorted(known, key=lambda item: item[1].data_ptr()):
-        places = 1 + sum((size - 1) * step for size, step in zip(parameter.shape, parameter.stride(), strict=True))
-        if places < parameter.numel():
-            raise ConfigError(
-                f"parameter {name!r} has several values in one place of memory, as `expand` makes them; clone() it"
-            )
-        if places > parameter.numel():
-            continue  # it has gaps, in which others may lie
-        end, before, identity = last.get(parameter.device, (0, "", None))
-        if parameter.data_ptr() < end and identity_of(parameter) != identity:
-            raise ConfigError(
-                f"parameters {before!r} and {name!r} share memory, but are not equal in shape and strides; tie "
-                "them as one Parameter, or clone() one"
-            )
-        stop = parameter.data_ptr() + places * parameter.element_size()
-        if stop > end:
-            last[parameter.device] = (stop, name, identity_of(parameter))
+    places = [_place(name, parameter) for name, parameter in trainable.items() if has_address(parameter)]
+    before: dict[torch.device, list[_Place]] = {}
+    for place in sorted(places, key=lambda place: (place.start, place.name)):
+        reaching = [other for other in before.get(place.parameter.device, []) if other.stop > place.start]
+        for other in reaching:
+            if identity_of(other.parameter) != identity_of(place.parameter) and _overlap(other, place):
+                raise ConfigError(
+                    f"parameters {other.name!r} and {place.name!r} share memory, but are not equal in shape and "
+                    "strides; tie them as one Parameter, or clone() one"
+                )
+        before[place.parameter.device] = [*reaching, place]
+
+
+def _overlap(first: _Place, second: _Place) -> bool:
+    """Whether a byte belongs to both. Their ranges overlap; with gaps, each byte is looked at."""
+    if first.dense and second.dense:
+        return True
+    start = min(first.start, second.start)
+    taken = torch.zeros(max(first.stop, second.stop) - start, dtype=torch.bool, device="cpu")
+    _bytes_of(first, taken, start).fill_(True)
+    return bool(_bytes_of(second, taken, start).any())
+
+
+def _bytes_of(place: _Place, memory: Tensor, start: int) -> Tensor:
+    """The bytes of a parameter, in `memory`, which stands for those from `start` on."""
+    size = place.parameter.element_size()
+    strides = [step * size for step in place.parameter.stride()]
+    return memory.as_strided([*place.parameter.shape, size], [*strides, 1], place.start - start)
 
 
 def optimizers_of(optimizer: Any) -> list[Any]:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from atoll.core import events
 from atoll.core.alone import SYNCER_WAIT_NS
 from atoll.core.config import RunConfig
-from atoll.core.layout import fingerprint, make_layout
+from atoll.core.layout import check_tensors, fingerprint, make_layout
 from atoll.core.learner import Learner
 from atoll.core.messages import Announce, Leave, Refuse, Report, Welcome
 from atoll.errors import (
@@ -129,6 +129,7 @@ def join(
     warn_of_environment()
     check_agreement(buffers, fingerprint_extra)
     tensors = specs_of(model, buffers)
+    check_tensors(tensors)
     warn_of_local_state(model, tensors)
     address = address or os.environ.get("ATOLL_ADDRESS") or DEFAULT_ADDRESS
     name = name or os.environ.get("ATOLL_NAME") or default_name()
@@ -358,6 +359,7 @@ class JoinedLearner:
         if self._end is not None:
             self._client.finish()
             raise JoinError(self._end.reason)
+        self._line.joined = True
 
     def _await_welcome(self, deadline: float) -> events.Heard:
         """The answer to Hello. What came behind it in the same read is kept for the machine."""

@@ -19,6 +19,8 @@ class Line:
         self._address = address
         self._away: events.StreamLost | None = None
         self._refused = 0
+        self.joined = False
+        """Before that nothing trains, and what is wrong is the answer of `join`."""
 
     @property
     def put_out(self) -> str:
@@ -31,16 +33,18 @@ class Line:
         if isinstance(item, events.StreamLost):
             self._lost(item, progress)
         elif isinstance(item, events.Heard) and isinstance(item.message, Welcome):
-            if self._away is not None:
-                _log.warning("the syncer at %s is back", self._address)
+            if self._away is not None and self.joined:
+                what = "is reached again" if self._away.of_agent else "is back"
+                _log.warning("the syncer at %s %s", self._address, what)
             self._away = None
         elif isinstance(item, events.Heard) and isinstance(item.message, Fate) and item.message.fate == "refused":
             self._refusal(item.message.reason)
 
     def _lost(self, item: events.StreamLost, progress: float) -> None:
-        """Said once, and again where a syncer answers there now and refuses."""
+        """Said once, and again where a syncer answers there now and refuses. Of an agent its client has spoken."""
         before, self._away = self._away, item
-        if before is not None and before.refusal == item.refusal:
+        known = before is not None and (before.refusal, before.of_agent) == (item.refusal, item.of_agent)
+        if not self.joined or known or item.of_agent:
             return
         what = "refuses this learner" if item.refusal else "does not answer"
         _log.warning(

@@ -74,6 +74,7 @@ class Pieces:
 
     def theta(self, piece: int) -> Tensor:
         """The piece as it is now: fp32 [P] on the CPU; from an accelerator in one copy, and one of its buffers."""
+        self._tensors.refresh()
         whole = self._layout.pieces[piece]
         parts = [self._gathered(part) for part in (whole.parameters, whole.buffers) if part.tensors]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -87,10 +88,11 @@ class Pieces:
 
     def _device(self, part: Piece) -> torch.device:
         """Of all tensors of the part, where they have one in common."""
-        devices = {self._tensors[spec.name].device for spec in part.tensors}
+        devices = {self._tensors[spec.name].device for spec in part.tensors if spec.name in self._tensors}
         return devices.pop() if len(devices) == 1 else torch.device("cpu")
 
     def _write(self, piece: int, flat: Tensor) -> None:
+        self._tensors.refresh()
         whole, start = self._layout.pieces[piece], 0
         for part in (whole.parameters, whole.buffers):
             if part.tensors:

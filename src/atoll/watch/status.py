@@ -9,9 +9,11 @@ from atoll.watch.history import PRESENT, SlotRow
 from atoll.watch.judge import findings, unmerged_slots
 from atoll.watch.summary import ratio, report_span_s, seconds
 from atoll.watch.tallies import LifeView
-from atoll.watch.view import ENDED, RunView
+from atoll.watch.view import BROKEN_OFF, ENDED, RunView
 from atoll.watch.window import mean, newest, window
 
+UNKNOWN = "unknown"
+"""State of a learner that nobody watches any more."""
 OPEN_MOST = 3
 """So many slots that are closed and not settled are told."""
 
@@ -109,16 +111,18 @@ def _learner(view: RunView, name: str) -> LearnerStatus:
     since_ns = spans[-1].start_ns if spans else view.last_ns or 0
     share = view.by_learner.get(name)
     stepping = life.state in PRESENT or view.phase in ENDED
+    # Nobody has watched the learners since their syncer is gone.
+    state = UNKNOWN if view.phase == BROKEN_OFF and life.state in PRESENT else life.state
     return LearnerStatus(
         name,
-        life.state,
+        state,
         spans[-1].reason if spans else "",
         seconds(since_ns, view.last_ns),
         len(lives),
         sum(view.lives[key].steps for key in lives),
         life.step_ns / 1e9 if life.step_ns and stepping else None,
         life.tokens_per_s if life.step_ns and stepping else None,
-        unmerged_slots(view, life) if life.state == "ready" else None,
+        unmerged_slots(view, life) if state == "ready" else None,
         share.mean if share is not None else None,
         life.last_fate,
     )

@@ -6,10 +6,10 @@ The syncer says each of these once, when it happens; here it stays to be seen, i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from statistics import median
 
+from atoll.core import remarks
 from atoll.core.causes import with_cause
-from atoll.core.remarks import SAID_SHARE, STEPS_MIN, UNITS_FACTOR
+from atoll.core.remarks import SAID_SHARE, STEPS_MIN
 from atoll.watch.history import GOOD_ENDS
 from atoll.watch.summary import weighted
 from atoll.watch.tallies import LifeView
@@ -43,8 +43,8 @@ def other_units(view: RunView) -> Iterator[str]:
     newest = {name: life for (name, _), life in sorted(view.lives.items()) if life.steps >= STEPS_MIN}
     per_step = {name: life.tokens / life.steps for name, life in newest.items()}
     for name, own in per_step.items():
-        middle = median([each for other, each in per_step.items() if other != name] or [0.0])
-        if middle and own and not 1 / UNITS_FACTOR < own / middle < UNITS_FACTOR:
+        middle = remarks.other_units(own, [each for other, each in per_step.items() if other != name])
+        if middle is not None:
             yield (
                 f"{name} counts {own:.6g} tokens per step, the others {middle:.6g}: tokens are its weight in the "
                 "merge, so if the batches are alike let all count the same unit in `step(tokens)`"

@@ -49,6 +49,7 @@ class Tape:
         self._version = [0] * pieces
         self._slot_of_piece = [0] * pieces
         self._truth: dict[tuple[Life, int, int], tuple[bool, float]] = {}
+        self._usual_max = [0.0] * pieces
         self._norms: list[deque[float]] = [deque(maxlen=NORMS_KEPT) for _ in range(pieces)]
         self._judged: dict[int, list[tuple[tuple[Life, int], float, bool]]] = {}
         """Per slot: what had a norm that was judged and was not merged: (key, norm per root step, refused)."""
@@ -134,7 +135,8 @@ class Tape:
         seen = self._norms[record.piece]
         candidates = [(key, norm, False) for key, norm in merged] + others
         middle = median(seen) if len(seen) >= NORMS_LEAST else 0.0
-        outside = {key for key, norm, _ in candidates if middle > 0 and norm > NORM_FACTOR * middle}
+        self._usual_max[record.piece] = most = max(self._usual_max[record.piece], middle)
+        outside = {key for key, norm, _ in candidates if middle > 0 and norm > max(NORM_FACTOR * middle, most)}
         if len(outside) > 1 and 2 * len(outside) > len(candidates):
             outside = set()
         refused = {key for key, _, far in candidates if far}
