@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import sys
+import tomllib
 from collections import defaultdict
 from pathlib import Path
 
@@ -314,6 +315,8 @@ def main(directory):
     if not any((Path(directory) / "contributions").iterdir()):
         raise OSError("no contributions in it: it ran without --keep-contributions")
     run = Run(directory)
+    with open(run.dir / "run.toml", "rb") as file:
+        must(tomllib.load(file) == run.set, "run.toml is not what the run began with, which is on the tape")
     (merged, merges), slots = redo_merges(run), check_pace(run)
     unlogged, untold = check_books(run, merged)
     compare(recount(run), summary := json.loads((run.dir / "summary.json").read_text()))
@@ -335,5 +338,5 @@ if __name__ == "__main__":
     except OSError as error:
         print(f"audit: cannot read the run ({error}); use: audit.py RUN_DIR, of a run with kept contributions")
         sys.exit(2)
-    except (IndexError, KeyError, TypeError, ValueError, StopIteration, SafetensorError) as error:
+    except (IndexError, KeyError, TypeError, ValueError, StopIteration, RecursionError, SafetensorError) as error:
         sys.exit(f"audit: FAILED: a record is damaged: {type(error).__name__} {error}")

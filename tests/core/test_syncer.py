@@ -335,6 +335,23 @@ def test_units__a_learner_that_counts_others_than_the_rest_is_named_once(tokens:
     assert all(f"learner c counts {tokens} tokens per step, the others 100" in text for text in said)
 
 
+@pytest.mark.parametrize(("order", "words"), [
+    ((("c", 25_600), ("a", 100), ("b", 100)), "learner a counts 100 tokens per step, learner c 25600: tokens are the"),
+    ((("a", 100), ("b", 100), ("c", 25_600)), "learner c counts 25600 tokens per step, the others 100: tokens are the"),
+])  # fmt: skip
+def test_units__one_of_three_that_is_wrong_does_not_accuse_the_others(order, words) -> None:
+    bench = Bench(learners=3)
+    for name in ("a", "b", "c"):
+        bench.join(name)
+    zeros = (0,) * bench.config.fragments
+    for steps in (8, 10, 12):
+        for name, tokens in order:
+            bench.say(name, Report(Counters(steps, steps * tokens, 0.0, zeros, zeros)))
+    said = [a.text for a in bench.actions if isinstance(a, ev.Notice) and "tokens per step" in a.text]
+    assert len(said) == 1
+    assert words in said[0]
+
+
 def test_leaving__says_how_much_of_its_work_is_not_merged() -> None:
     bench = Bench(fragments=1, interval=2)
     bench.join("a")

@@ -76,6 +76,14 @@ def test_strangers__are_spoken_of_once_per_source_and_minute() -> None:
     assert said[2] == "a stranger came (99 more like it from ipv4:10.0.0.1 since the last line)"
 
 
+def test_strangers__with_a_token__are_spoken_of_by_name() -> None:
+    said: list[str] = []
+    strangers = Strangers(said.append, lambda: 0.0)
+    for name in ("berlin", "oslo", "berlin"):
+        strangers.say("ipv4:10.0.0.1:5000", f"learner {name} was refused", name)
+    assert said == ["learner berlin was refused", "learner oslo was refused"]
+
+
 def test_strangers__of_very_many_addresses_take_bounded_room() -> None:
     said: list[str] = []
     strangers = Strangers(said.append, lambda: 0.0)

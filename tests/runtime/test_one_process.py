@@ -78,7 +78,7 @@ def test_leaving_early__says_how_much_is_lost(start: Start, caplog: pytest.LogCa
     learner.step(100, 1.0)
     learner.close()
     [line] = [record.getMessage() for record in caplog.records if "leaves at" in record.getMessage()]
-    assert "100% of its work (100 of 100 tokens) is unmerged and lost" in line
+    assert "100% of its work (100 of 100 tokens) is not merged, and lost but for what the syncer has" in line
     assert "until step() is False" in line
 
 

@@ -148,6 +148,14 @@ def test_read__a_damaged_commit__falls_back_to_the_other(run) -> None:
         newest.write_bytes(damaged)
         model = reader.read()
         assert (model.slot, slots(model)) == (5, [3, 4, 5])
+        (damage,) = model.damage
+        assert "a commit of fragment 0 is damaged or gone" in damage
+        assert newest.name in damage
+    newest.unlink()
+    (damage,) = reader.read().damage
+    assert f"{newest.name} is missing" in damage
+    newest.write_bytes(whole)
+    assert reader.read().damage == ()
     for path in commit_paths(run.path / "commits", 0):
         path.write_bytes(b"torn")
     with pytest.raises(RunError, match=r"fragment 0 of .* has no intact commit: 0000\.a"):

@@ -15,12 +15,12 @@ from torch import nn
 from atoll.errors import AtollError, ConfigError, JoinError
 from atoll.runtime.children import python_command
 from atoll.train.checks import (
-    check_loss,
     check_model,
     check_name,
     check_optimizers,
     check_process,
     check_reach,
+    loss_of,
     optimizers_of,
     tokens_of,
 )
@@ -52,7 +52,8 @@ def test_tokens__of_any_kind_of_whole_number(tokens) -> None:
 
 
 @pytest.mark.parametrize("tokens", [
-    True, 1.5, "7", None, -1, 2**63, 10**30, torch.tensor(1.5), torch.tensor([1, 2]), torch.tensor(True), [7],
+    True, 1.5, "7", None, -1, 2**63, 10**30, torch.tensor(1.5), torch.tensor([1, 2]),
+    torch.tensor(True), torch.tensor(7, device="meta"), [7],
 ], ids=repr)  # fmt: skip
 def test_tokens__that_are_none(tokens) -> None:
     with pytest.raises(ConfigError, match="must be a whole number") as error:
@@ -61,11 +62,15 @@ def test_tokens__that_are_none(tokens) -> None:
 
 
 def test_loss__a_number_or_one_value() -> None:
-    for loss in (None, 1, 1.5, np.float32(2), torch.tensor(1.0), torch.tensor([1.0])):
-        check_loss(loss)
-    for loss in (torch.ones(3), "high", [1.0, 2.0], MODEL):
+    for loss in (1, 1.5, np.float32(1.5), True):
+        assert isinstance(loss_of(loss), float)
+    tensor = torch.tensor([1.0])
+    assert loss_of(tensor) is tensor
+    assert loss_of(None) is None
+    for wrong in (torch.ones(3), "high", "0.5", b"0.5", [1.0, 2.0], MODEL, 10**400, -(10**5000),
+                  torch.ones(1, device="meta"), torch.ones(1, dtype=torch.complex64)):  # fmt: skip
         with pytest.raises(ConfigError, match="loss") as error:
-            check_loss(loss)
+            loss_of(wrong)
         one_line(error)
 
 

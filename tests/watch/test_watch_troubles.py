@@ -14,7 +14,7 @@ from atoll.core.causes import _CAUSES, FAR_NORM, FIRST_AWAITED, larger_quorum
 from atoll.core.config import RunConfig
 from atoll.core.layout import TensorSpec, make_layout
 from atoll.core.messages import PROTOCOL_VERSION, Heartbeat, Hello
-from atoll.core.records import FateLine, GrantLine, LifeEndLine, NoticeLine, Record, ReportLine, SeedLine
+from atoll.core.records import FateLine, GrantLine, LifeEndLine, NoticeLine, Record, ReportLine, SeedLine, SlotLine
 from atoll.core.syncer import Syncer
 from atoll.errors import ConfigError
 from atoll.launch.plan import Method, method_settings
@@ -78,7 +78,7 @@ TOLD = {
     r"all that is usual on this fragment \(bursts of its gradients: clip them; or another learning rate than ",
     missed_round: r"l1 missed a whole round: each fragment once, and nothing was merged meanwhile; the last: slot 9 "
     r"had closed \(its link or its steps are too slow for the run's pace: raise `interval`\)",
-    other_units: r"l1 counts 64000 tokens per step, the others 1000: tokens are its weight in the merge, so if",
+    other_units: r"l1 counts 64000 tokens per step, the others 1000: tokens are the weight in the merge, so if",
     left: r"l1 ended before the run \(closed by its script\) with 50\.0% of its work not merged: [\d,]+ of [\d,]+ ",
 }
 
@@ -214,3 +214,15 @@ def test_status__of_a_seeder_that_hands_nothing_in_says_what_the_syncer_says(tap
     notice = NoticeLine(0, notices[0].text)
     [told] = status(fold([*before_version_0(tape), notice])).slots_now
     assert told == notice.text
+
+
+def test_a_tape_that_does_not_grow__is_told_while_learners_are_ready(tape: list[Record], tmp_path: Path) -> None:
+    cut = next(i for i, line in enumerate(tape) if isinstance(line, SlotLine) and line.slot == 2)
+    running = fold(tape[:cut])
+    assert running.ready()
+    for silent_s, told in ((1.0, False), (60.0, True)):
+        running.silent_s = silent_s
+        assert any("has not grown for 60 s" in text for text in status(running).warnings) == told
+    running.break_off()
+    assert not any("has not grown" in text for text in status(running).warnings)
+    assert {row.state for row in status(running).learners} & {"ready", "idle", "joining"} == set()

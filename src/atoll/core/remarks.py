@@ -38,17 +38,22 @@ def other_units(own: float | None, others: Sequence[float]) -> float | None:
 
 
 def remark_on_units(ctx: Context, roster: Roster, member: Member) -> None:
-    """Once per life: it counts far more or far fewer tokens per step than the median of the others."""
+    """Once per life: it counts far more or far fewer tokens per step than the others."""
     own = _tokens_per_step(member)
     if own is None or member.units_told:
         return
-    middle = other_units(own, [each for m in roster if m is not member and (each := _tokens_per_step(m)) is not None])
+    others = [(m, each) for m in roster if m is not member and (each := _tokens_per_step(m)) is not None]
+    middle = other_units(own, [each for _, each in others])
     if middle is None:
         return
     member.units_told = True
+    whom = "the others"
+    if len(others) == 1:  # which of the two is wrong, nobody knows: one line for both
+        [(other, _)] = others
+        other.units_told, whom = True, f"learner {other.life.name}"
     ctx.notice(
-        f"learner {member.life.name} counts {own:.6g} tokens per step, the others {middle:.6g}: tokens are its weight "
-        "in the merge, so if the batches are alike let all count the same unit in `step(tokens)`"
+        f"learner {member.life.name} counts {own:.6g} tokens per step, {whom} {middle:.6g}: tokens are the weight in "
+        "the merge, so if the batches are alike let all count the same unit in `step(tokens)`"
     )
 
 

@@ -6,7 +6,7 @@ and how the tape tells of it, is in core.slot.
 
 from __future__ import annotations
 
-from atoll.core.causes import FAR_NORM, larger_quorum
+from atoll.core.causes import FAR_NORM, is_power_of_two, larger_quorum
 from atoll.core.context import Context
 from atoll.core.contributions import Contribution
 from atoll.core.events import Commit, CommitDone, CommitFailed, Input, Merge, MergeDone, Publish
@@ -46,6 +46,8 @@ class SlotEngine:
         self._xi_sync = Average(config.average_rate)
         self._interval = Average(config.average_rate)
         self._closed_at_ns = 0
+        self._failures = 0
+        """Commits that could not be written since one could."""
         self._alone: tuple[Life, int] | None = None
 
     # ------------------------------------------------------------ figures
@@ -357,6 +359,7 @@ class SlotEngine:
         assert slot.commit is not None
         assert slot.merge is not None
         slot.move("committed")
+        self._failures = 0
         piece = self._pieces[slot.piece]
         assert slot.commit.version > piece.version, "versions only grow"
         piece.version = slot.commit.version
@@ -374,10 +377,12 @@ class SlotEngine:
         slot = self.live[event.slot]
         slot.move("failed")
         slot.retry_at_ns = self._ctx.now_ns + COMMIT_RETRY_NS
-        self._ctx.notice(
-            f"slot {slot.number} could not be written ({event.reason}); merges stop, learners go on, "
-            f"next try in {COMMIT_RETRY_NS / 1e9:.0f} s"
-        )
+        self._failures += 1
+        if is_power_of_two(self._failures):
+            self._ctx.notice(
+                f"slot {slot.number} could not be written ({event.reason}); merges stop, learners go on, "
+                f"tried again every {COMMIT_RETRY_NS / 1e9:.0f} s"
+            )
 
     def tell_pace(self, member: Member) -> None:
         """The newest slot that has closed, to one who may have missed it."""

@@ -18,6 +18,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -204,12 +205,20 @@ def gone_text(path: Path) -> str:
     return f"the run directory {path} was removed or moved: nothing can be merged or written"
 
 
+def _check_file(file: Path, bytes_max: int) -> None:
+    """RunError where reading it would not end: a pipe, a device, very many bytes."""
+    found = file.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise RunError(f"{file} is not a regular file; give the directory of a run")
+    if found.st_size > bytes_max:
+        raise RunError(f"{file} has {found.st_size} bytes; at most {bytes_max} are read")
+
+
 def read_settings(path: Path) -> dict[str, Value]:
     """run.toml of the run in directory `path`; RunError where it is missing or broken."""
     file = path / "run.toml"
     try:
-        if file.stat().st_size > SETTINGS_BYTES_MAX:
-            raise RunError(f"{file} has {file.stat().st_size} bytes; at most {SETTINGS_BYTES_MAX} are read")
+        _check_file(file, SETTINGS_BYTES_MAX)
         return read_toml(file)
     except FileNotFoundError as error:
         raise RunError(
@@ -228,8 +237,7 @@ def read_layout(path: Path) -> Layout | None:
     """The layout of the run in directory `path`; None before the first learner came. RunError where it is damaged."""
     file = layout_file(path)
     try:
-        if file.stat().st_size > LAYOUT_BYTES_MAX:
-            raise RunError(f"{file} has {file.stat().st_size} bytes; at most {LAYOUT_BYTES_MAX} are read")
+        _check_file(file, LAYOUT_BYTES_MAX)
         found = msgspec.json.decode(file.read_bytes(), type=LayoutFile)
         layout = make_layout(found.tensors, found.fragments, found.extra)
     except FileNotFoundError:

@@ -101,7 +101,7 @@ class Attachment:
     def _sample(self, piece: int) -> Tensor:
         tensor = self._tensors.get(self._largest[piece])
         if tensor is None:
-            return torch.empty(0, device="cpu")
+            return torch.empty(0, device="cpu", dtype=torch.float32)
         flat = tensor.detach().reshape(-1)
         return flat[:: max(1, len(flat) // SAMPLE_VALUES)].to("cpu", torch.float32, copy=True)
 

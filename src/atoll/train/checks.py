@@ -235,28 +235,41 @@ def warn_of_environment() -> None:
 def tokens_of(tokens: Any) -> int:
     """The tokens of a step, from any kind of whole number: int, numpy, a tensor of one value. ConfigError else."""
     found: int | None = None
-    if isinstance(tokens, Tensor) and tokens.numel() == 1 and not tokens.is_floating_point():
+    if isinstance(tokens, Tensor) and tokens.numel() == 1 and not (tokens.is_floating_point() or tokens.is_meta):
         tokens = tokens.item()
-    if not isinstance(tokens, bool):
+    if not isinstance(tokens, bool) and not (isinstance(tokens, Tensor) and tokens.is_meta):
         try:
             found = operator.index(tokens)
         except TypeError:
             found = None
     if found is None or not 0 <= found <= TOKENS_MAX:
-        shown = f"a tensor {list(tokens.shape)}" if isinstance(tokens, Tensor) else repr(tokens)[:60]
+        shown = f"a tensor {list(tokens.shape)}" if isinstance(tokens, Tensor) else _shown(tokens)
         raise ConfigError(
             f"tokens={shown} must be a whole number from 0 to 2**48: the tokens of this step (0: an empty batch)"
         )
     return found
 
 
-def check_loss(loss: Any) -> None:
-    """ConfigError where it is neither a number nor a tensor of one value."""
-    if loss is None or (isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex()):
-        return
+def loss_of(loss: Any) -> float | Tensor | None:
+    """The loss of a step, from any kind of number; a tensor of one value as it is. ConfigError else."""
+    if loss is None:
+        return None
     if isinstance(loss, Tensor):
-        raise ConfigError(f"loss is a tensor {list(loss.shape)}; give its mean over the batch, one value")
+        if loss.numel() != 1 or loss.is_complex() or loss.is_meta:
+            what = f"{list(loss.shape)}{' on the meta device' if loss.is_meta else ''}"
+            raise ConfigError(f"loss is a tensor {what}; give its mean over the batch, one real value")
+        return loss
     try:
-        float(loss)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"loss={repr(loss)[:60]} must be a number, a tensor of one value, or None") from error
+        if not isinstance(loss, str | bytes | bytearray):
+            return float(loss)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ConfigError(f"loss={_shown(loss)} must be a number, a tensor of one value, or None")
+
+
+def _shown(value: Any) -> str:
+    """Also of a number with too many digits for `repr`."""
+    try:
+        return repr(value)[:60]
+    except ValueError:
+        return f"a {type(value).__name__}"

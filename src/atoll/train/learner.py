@@ -17,6 +17,7 @@ import math
 import os
 import re
 import socket
+import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -52,17 +53,18 @@ from atoll.train.attachment import Attachment
 from atoll.train.checks import (
     NAME_LENGTH_MAX,
     check_agreement,
-    check_loss,
     check_model,
     check_name,
     check_optimizers,
     check_process,
     check_reach,
+    loss_of,
     optimizers_of,
     tokens_of,
     warn_of_environment,
     warn_of_local_state,
 )
+from atoll.train.farewell import pending_tokens, warn_at_the_end, warn_of_leaving
 from atoll.train.line import Line
 from atoll.train.losses import LossSum
 from atoll.train.pieces import Pieces
@@ -249,7 +251,7 @@ class JoinedLearner:
         """
         self._check_open()
         tokens = tokens_of(tokens)
-        check_loss(loss)
+        loss = loss_of(loss)
         with self._whole:
             self._timers.begin()
             try:
@@ -265,6 +267,8 @@ class JoinedLearner:
         self._logs.close()
         if self._end.kind == "run over":
             _log.warning("%s while this learner was cut off; its last work is not merged", self._end.reason)
+        elif self._end.ok:
+            warn_at_the_end(self.name, self._pieces.sizes, self._machine.book)
         if not self._end.ok:
             kind = SyncerLostError if self._end.kind == "syncer lost" else PutOutError
             raise kind(self._end.reason)
@@ -278,7 +282,7 @@ class JoinedLearner:
         if os.getpid() != self._pid:
             return
         if self._end is None:
-            self._warn_of_loss(reason)
+            warn_of_leaving(self.name, self._pieces.sizes, self._machine.book, self.progress, reason)
             with contextlib.suppress(RunError):
                 self._handle(events.Interrupted(reason or LEFT))
         self._client.finish()
@@ -291,26 +295,6 @@ class JoinedLearner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close("" if kind is None else interrupted_by(kind))
-
-    def _pending_tokens(self) -> float:
-        """Computed and not merged, as a mean over the fragments by their size."""
-        sizes, books = self._pieces.sizes, self._machine.book.pieces
-        return sum(size * book.pending for size, book in zip(sizes, books, strict=True)) / sum(sizes)
-
-    def _warn_of_loss(self, reason: str) -> None:
-        """It leaves early: what of its work is not merged."""
-        book, pending = self._machine.book, self._pending_tokens()
-        remedy = ". To take part to the end, go over the data again until step() is False"
-        if book.tokens and not reason.startswith("diverged"):  # that is an error, which says enough
-            _log.warning(
-                "learner %s leaves at %.0f%% of the run: %.0f%% of its work (%.0f of %d tokens) is unmerged and lost%s",
-                self.name,
-                100 * self.progress,
-                100 * pending / book.tokens,
-                pending,
-                book.tokens,
-                "" if reason else remedy,
-            )
 
     def _break(self, error: BaseException) -> None:
         """Something escaped from the middle of a step: books and model may not agree any more."""
@@ -459,7 +443,7 @@ class JoinedLearner:
 
     def _begin_life(self, welcome: Welcome) -> None:
         """The syncer does not know this life any more and has granted another: go on in that (R28)."""
-        old, lost_tokens = self._machine, self._pending_tokens()
+        old, lost_tokens = self._machine, pending_tokens(self._pieces.sizes, self._machine.book)
         _log.warning(
             "the syncer at %s did not know this life of learner %s any more and granted a new one; work of %.0f tokens "
             "is not merged and lost, parameters come from the run again",
@@ -534,7 +518,9 @@ def _close_all_at_exit() -> None:
     """A script that ends without close() still says goodbye. Once per process, at its first join."""
 
     def close() -> None:
+        # Set where an exception ended the script: Ctrl-C is one.
+        kind = getattr(sys, "last_type", None)
         for learner in list(_joined):
-            learner.close()
+            learner.close("" if kind is None else interrupted_by(kind))
 
     atexit.register(close)

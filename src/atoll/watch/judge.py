@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from atoll.core.causes import larger_quorum, with_cause
 from atoll.watch import troubles
 from atoll.watch.tallies import OF_THE_END, LifeView
-from atoll.watch.view import RunView
+from atoll.watch.view import ENDED, RunView
 from atoll.watch.window import Window, window
 
 UNMERGED_ROUNDS = 3
@@ -29,6 +29,9 @@ PARTICIPATION_LEAST = 0.8
 SLOTS_LEAST = 8
 """Fewer settled slots say nothing."""
 
+SILENT_S = 10.0
+SILENT_REPORTS = 4
+"""So many reports of the slowest learner are missing."""
 PAST = "left"
 """The kind of a finding that no setting could have changed."""
 NOTHING_CAME = "nothing of it was announced: a step of it may take longer than a round; raise `interval`"
@@ -48,9 +51,9 @@ def findings(view: RunView) -> list[Finding]:
     if view.config is None:
         return []
     if view.settled_slots < SLOTS_LEAST:
-        return [*_troubles(view)]
+        return [*_silent(view), *_troubles(view)]
     recent = window(view)
-    of_learners = [*_troubles(view), *_alone(view), *_unmerged(view)]
+    of_learners = [*_silent(view), *_troubles(view), *_alone(view), *_unmerged(view)]
     return [*of_learners, *_starved(view), *_waste(view, recent), *_outer(view, recent)]
 
 
@@ -76,6 +79,20 @@ def _all_is_well(view: RunView) -> str:
     )
     said = ", ".join(f"{name} {value:.2f} ({limit})" for name, value, limit in figures if value is not None)
     return f"no setting to change: {said}"
+
+
+def _silent(view: RunView) -> Iterator[Finding]:
+    """Learners step, and the tape of a syncer that is there does not grow."""
+    if view.phase in ENDED or view.config is None or not view.ready():
+        return
+    step_ns = max((life.step_ns for life in view.lives.values() if life.state == "ready"), default=0.0)
+    report_s = view.config.slot_steps * step_ns / 1e9
+    if view.silent_s > max(SILENT_S, 2 * view.config.lease_interval_ns / 1e9, SILENT_REPORTS * report_s):
+        yield Finding(
+            "silent",
+            f"the run's tape has not grown for {view.silent_s:.0f} s, though its syncer is there: all figures are as "
+            "of then; its disk may be full or gone, which its own output says",
+        )
 
 
 def _troubles(view: RunView) -> Iterator[Finding]:

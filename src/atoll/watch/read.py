@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +26,8 @@ class Follower:
             what = "is a file" if run_dir.exists() else "does not exist"
             raise RunError(f"directory {str(run_dir)!r} {what}; give the directory of a run")
         if not self._path.is_file():
+            if self._path.exists():
+                raise RunError(f"{self._path} is not a regular file; give the directory of a run")
             if read_settings(run_dir).get("mode") == DATA_PARALLEL:
                 raise RunError(f"run {run_dir} is of mode={DATA_PARALLEL}, without a syncer; use `atoll report` for it")
             raise RunError(f"run {run_dir} {not_begun(self._path)}")
@@ -47,6 +51,8 @@ class Follower:
             feed(record)
         if not written:
             view.break_off()
+        with contextlib.suppress(OSError):
+            view.silent_s = max(0.0, time.time() - self._path.stat().st_mtime)
 
 
 def fold_run(run_dir: Path) -> RunView:

@@ -46,7 +46,7 @@ def other_units(view: RunView) -> Iterator[str]:
         middle = remarks.other_units(own, [each for other, each in per_step.items() if other != name])
         if middle is not None:
             yield (
-                f"{name} counts {own:.6g} tokens per step, the others {middle:.6g}: tokens are its weight in the "
+                f"{name} counts {own:.6g} tokens per step, the others {middle:.6g}: tokens are the weight in the "
                 "merge, so if the batches are alike let all count the same unit in `step(tokens)`"
             )
 

@@ -86,6 +86,8 @@ class RunView:
         self.settled_slots = 0
         self.last_settled: Settled | None = None
         self.notices = 0
+        self.silent_s = 0.0
+        """So long its tape had not grown when it was read."""
         self.fates = {"missed": 0, "refused": 0}
         self._closed: dict[int, tuple[ClosedLine, frozenset[str]]] = {}
         self._slots: dict[int, SlotLine] = {}

@@ -89,7 +89,10 @@ def load_token(environ: Mapping[str, str] = os.environ) -> str:
         raise ConfigError(f"ATOLL_TOKEN and ATOLL_TOKEN_FILE={path!r} are both set; unset one of them")
     if path:
         try:
-            token = Path(path).read_text()
+            if Path(path).exists() and not Path(path).is_file():
+                raise ConfigError(f"ATOLL_TOKEN_FILE={path!r} is not a regular file; put the token into one")
+            with open(path, encoding="utf-8") as file:
+                token = file.read(2 * TOKEN_LENGTH_MAX)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"ATOLL_TOKEN_FILE={path!r} cannot be read: {error}; give a readable file") from error
         if not token.strip():
