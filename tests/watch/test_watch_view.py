@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 from rich.console import Console
 
 from atoll.core.causes import _CAUSES, with_cause
@@ -15,6 +16,7 @@ from atoll.sim.draw import draw
 from atoll.sim.faults import FaultWorld
 from atoll.sim.plan import MS, LearnerSpec, S
 from atoll.sim.world import World
+from atoll.watch.history import Part, SlotRow
 from atoll.watch.judge import NOTHING_CAME, advice, findings, reason_of
 from atoll.watch.live import LiveView
 from atoll.watch.live import draw as draw_picture
@@ -259,12 +261,36 @@ def test_advice__too_early() -> None:
     assert found.kind == "early"
 
 
-def test_agreement__of_unit_vectors_that_share_a_part() -> None:
-    """Three vectors, pairs of cosine 0.5: each has sqrt(2/3) with their mean."""
-    view = outer(1.0)
-    row = next(row for row in view.history.slots.values() if len(row.merged) == 3)
-    row.merged = tuple(part._replace(cosine=(2 / 3) ** 0.5) for part in row.merged)
-    assert agreement(row) == pytest.approx(0.5)
+@pytest.mark.parametrize("merge", ["rda", "average"])
+@pytest.mark.parametrize("seed", range(8))
+def test_agreement__is_that_of_the_contributions_themselves(merge: str, seed: int) -> None:
+    """Of very unequal weights and lengths, in one tensor, where it is exact."""
+    chance = torch.Generator().manual_seed(seed)
+    common, rows, pairs = torch.randn(200, generator=chance), [], []
+    for slot in range(4):
+        count = 2 + slot % 3
+        weights = 10 ** (2 * torch.rand(count, generator=chance, dtype=torch.float64))
+        deltas = (common + 2 * torch.randn(count, 200, generator=chance)).double()
+        deltas *= 10 ** torch.rand(count, 1, generator=chance, dtype=torch.float64)
+        units = deltas / deltas.norm(dim=1, keepdim=True)
+        merged = (weights[:, None] * (units if merge == "rda" else deltas)).sum(0)
+        cosines = torch.nn.functional.cosine_similarity(deltas, merged[None], dim=1)
+        row = SlotRow(slot + 1, 0)
+        row.merged = tuple(
+            Part(f"l{i}", 1, float(weights[i]), float(deltas[i].norm()), float(cosines[i])) for i in range(count)
+        )
+        rows.append(row)
+        share = weights * (1 if merge == "rda" else deltas.norm(dim=1))
+        share /= share.sum()
+        pairs += [(float(share[i] * share[j]), float(units[i] @ units[j])) for i in range(count) for j in range(i)]
+    true = sum(weight * cosine for weight, cosine in pairs) / sum(weight for weight, _ in pairs)
+    assert agreement(rows, merge) == pytest.approx(true, abs=1e-9)
+
+
+def test_agreement__of_single_contributions_is_none() -> None:
+    row = SlotRow(1, 0)
+    row.merged = (Part("a", 1, 1.0, 1.0, 1.0),)
+    assert agreement([row], "rda") is None
 
 
 def test_window__of_no_slots_is_all_none() -> None:

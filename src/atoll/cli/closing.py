@@ -51,6 +51,11 @@ def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
     return path
 
 
+def _returns(lives: int) -> str:
+    """Lives beyond the first of each learner."""
+    return f"learners came back {count(lives, 'time')}" if lives else "no learner came back"
+
+
 def _refused(summary: Mapping[str, Any]) -> str:
     refused = summary["contributions"]["refused"]
     return f"; {count(refused, 'contribution')} refused (`atoll advise`)" if refused else ""
@@ -86,7 +91,7 @@ def closing_lines(run_dir: Path, summary: Mapping[str, Any], view: RunView) -> l
         f"taking part  {number(part['mean'], '.3f')} of the ready; lowest fragment {lowest(fragment, 'fragment')}, "
         f"lowest learner {lowest(learner, 'learner')}",
         f"blocked      {blocked}",
-        f"uptime       training {training}, merging {merging}; {count(lives, 'restart')}",
+        f"uptime       training {training}, merging {merging}; {_returns(lives)}",
         f"loss         {losses(run_dir, summary)}",
         f"model        {model if model.exists() else 'none'}",
         f"summary      {run_dir / 'summary.json'}",

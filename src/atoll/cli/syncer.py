@@ -30,7 +30,7 @@ class SyncerCommand(Shown, Method):
     bulk_port: int = 0
     """Port of the bulk service; 0: any free one."""
     steps: int = 300
-    """Steps of each learner (at even speed)."""
+    """Length of the run, in steps of the learner that sets the pace: the K-th fastest, where K is the quorum."""
     min_ready: int = 1
     """Slots begin when so many learners are ready."""
     init: Path | None = None

@@ -260,14 +260,14 @@ def first_difference(ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]) -
     mine = {tensor.name: tensor for tensor in ours}
     other = {tensor.name: tensor for tensor in theirs}
     for name in sorted(mine.keys() | other.keys()):
+        if name not in other and mine[name].kind != PARAMETER:
+            return f"buffer {name!r} of the run is none of the learner's; all must join with the same buffers="
+        if name not in mine and other[name].kind != PARAMETER:
+            return f"buffer {name!r} of the learner is none of the run's; all must join with the same buffers="
         if name not in other:
-            return f"tensor {mine[name].describe()} of the run is missing in the learner's model{_hint(mine[name])}"
+            return f"tensor {mine[name].describe()} of the run is missing in the learner's model"
         if name not in mine:
-            return f"tensor {other[name].describe()} of the learner's model is not in the run{_hint(other[name])}"
+            return f"tensor {other[name].describe()} of the learner's model is not in the run"
         if mine[name].describe() != other[name].describe():
             return f"tensor {mine[name].describe()} of the run is {other[name].describe()} in the learner's model"
     return None
-
-
-def _hint(tensor: TensorSpec) -> str:
-    return "" if tensor.kind == PARAMETER else " (all learners must join with the same buffers=)"

@@ -69,5 +69,5 @@ def remark_on_leaving(ctx: Context, member: Member) -> None:
     if lost > SAID_SHARE * whole:
         ctx.notice(
             f"learner {member.life.name} ended ({member.end_reason}) with {100 * lost / whole:.1f}% of its work not "
-            f"merged: {lost // sum(sizes)} of {heard.tokens} tokens are lost{_refused(member.refusals)}"
+            f"merged: {lost / sum(sizes):,.0f} of {heard.tokens:,} tokens are lost{_refused(member.refusals)}"
         )

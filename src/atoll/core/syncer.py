@@ -57,7 +57,7 @@ from atoll.core.remarks import remark_on_units
 from atoll.core.seeding import Seeding
 from atoll.core.slots import SlotEngine
 
-OTHER_NAME = "choose another name, or wait until that life is given up (name_wait_s)"
+OTHER_NAME = "choose another name; after a crash give atoll.join name_wait_s=60, and it waits for the name"
 
 
 class Syncer:

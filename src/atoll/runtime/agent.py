@@ -227,6 +227,8 @@ class AgentDriver:
             return "replaced by a newer stream"
         code = await session.call.code()
         details = await session.call.details()
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return "what answers there is not the control port of a syncer; is it the bulk port, or another service?"
         if code is grpc.StatusCode.OK and not details:
             return "the syncer closed the connection: it ends, or a newer connection took its place"
         return check.one_line(f"{code.name.lower()}: {details or 'no details'}")

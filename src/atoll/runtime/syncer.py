@@ -133,6 +133,8 @@ class SyncerServer:
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[int] = self._loop.create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
+        # Before anything is awaited: asyncio's own handler would cancel what it meets.
+        self._handle_signals()
         # Ports first: one that is in use must not leave a directory behind that looks like a run.
         handlers = (self._control.handlers(), self._observers.control_handlers())
         control, port = self._bind(handlers, self._options.port, "port", control=True)
@@ -145,7 +147,6 @@ class SyncerServer:
         try:
             await control.start()
             await bulk.start()
-            self._handle_signals()
             if self._options.on_listening is not None:
                 self._options.on_listening(Listening(self._run_id, self._options.host, port, bulk_port))
             self._loop.call_later(FLUSH_INTERVAL_S, self._flush_regularly)
@@ -366,7 +367,9 @@ class SyncerServer:
             self._refused(stream, action.message)
 
     def _refused(self, stream: Stream, refusal: Refuse) -> None:
-        """For people here too, once per learner and minute: it asks again and again."""
+        """For people here too, once per learner and minute, since it asks again. Who is put out was told already."""
+        if refusal.kind == "put out":
+            return
         name = stream.hello.name
         self._strangers.say(stream.peer, f"learner {name} was refused: {refusal.message}", name)
 

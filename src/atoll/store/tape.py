@@ -146,10 +146,13 @@ class Tape:
         with self._lock:
             line = encode_line(self._next, record)
             os.lseek(self._fd, self._stop_bytes, os.SEEK_SET)
+            before = os.fstat(self._fd)
             try:
                 write_all(self._fd, line)
             except OSError:
                 os.ftruncate(self._fd, self._stop_bytes)
+                # Readers see by the time of the file how old the newest line is.
+                os.utime(self._fd, ns=(before.st_atime_ns, before.st_mtime_ns))
                 raise
             self._next += 1
             self._stop_bytes += len(line)

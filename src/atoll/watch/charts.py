@@ -279,9 +279,10 @@ class Charts:
 
     def directions(self) -> go.Figure:
         """Cosines between learners, and of merged deltas with the momentum before."""
+        merge = self.view.config.merge if self.view.config is not None else "rda"
         return self._over_rounds(
             "cosine",
-            ("two learners in one slot", agreement),
+            ("two learners in one slot", lambda row: agreement([row], merge)),
             (wrapped("a merged delta and the momentum before it"), lambda row: row.follows if row.merged else None),
         )
 

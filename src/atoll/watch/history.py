@@ -27,6 +27,7 @@ class Part(NamedTuple):
 
     name: str
     c_tokens: int
+    weight: float
     norm: float
     cosine: float | None
 
@@ -183,4 +184,4 @@ class History:
 
 
 def _part(merge: Merge1) -> Part:
-    return Part(merge.name, merge.c_tokens, merge.norm, merge.cosine)
+    return Part(merge.name, merge.c_tokens, merge.weight, merge.norm, merge.cosine)
