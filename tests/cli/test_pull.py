@@ -120,7 +120,7 @@ def test_pull__every__follows_the_run_keeps_the_newest_and_ends_with_it(run, cap
     said = capsys.readouterr()
     assert said.out.splitlines()[-2:] == ["slot 7: to/model-00000007.safetensors", "the run is over"]
     assert said.err.splitlines() == [
-        "atoll: nothing is merged yet in run: version 0 is not there; try again later, or give --every; waiting"
+        "atoll: nothing is merged yet in run: version 0 is not there; try again later; waiting"
     ]
 
 

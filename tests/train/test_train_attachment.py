@@ -160,3 +160,25 @@ def test_two_threads__the_second_is_told() -> None:
     assert "another thread" in str(errors[0])
     with whole:
         pass
+
+
+def test_eval_mode__that_was_left_on__is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    watch = attached(model)
+    for step in range(3 * LOOK_EVERY_STEPS):
+        model.train(step % LOOK_EVERY_STEPS != 0 or step % (2 * LOOK_EVERY_STEPS) != 0)
+        watch.stepped(step)
+    assert not said(caplog), "back again before the next look"
+    model.eval()
+    for step in range(5 * LOOK_EVERY_STEPS):
+        watch.stepped(step)
+    (told,) = said(caplog)
+    assert "call model.train() after an evaluation" in told
+
+
+def test_eval_mode__of_a_model_that_is_the_same_in_both__is_no_matter(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)).eval()
+    watch = attached(model)
+    for step in range(5 * LOOK_EVERY_STEPS):
+        watch.stepped(step)
+    assert not said(caplog)

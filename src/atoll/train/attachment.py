@@ -18,12 +18,16 @@ SAMPLE_VALUES = 64
 TAKES_WATCHED = 50
 TAKES_UNDONE_MAX = 3
 NEAR = 0.5
+EVALS_SEEN = 2
+OF_MODES = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
+"""What does something else in eval mode."""
 
 
 class Attachment:
     """Looks at one model now and then; cheap enough for every step."""
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
+        self._model = model
         self._tensors = ModelTensors(model)
         specs = [spec for piece in layout.pieces for spec in piece.tensors]
         self._trained = {spec.name for spec in specs if spec.kind == PARAMETER}
@@ -31,7 +35,7 @@ class Attachment:
         self._largest = [max(piece.parameters.tensors, key=lambda spec: spec.size).name for piece in layout.pieces]
         self._told: set[str] = set()
         self._took: tuple[int, Tensor, Tensor] | None = None
-        self._takes = self._undone = 0
+        self._takes = self._undone = self._evals = 0
 
     def stepped(self, step: int) -> None:
         """At the entrance of `step`."""
@@ -44,8 +48,19 @@ class Attachment:
     def _look_at_the_model(self) -> None:
         self._tensors.refresh()
         now = {name: tensor for name, tensor in self._tensors.items() if tensor.requires_grad and tensor.is_leaf}
+        self._look_at_the_mode()
         self._look_at_what_is_trained(set(now))
         self._look_at_ties({name: identity_of(tensor) for name, tensor in now.items()})
+
+    def _look_at_the_mode(self) -> None:
+        """Evaluated in the loop, and left so. Seen twice running: a step may be called from inside an evaluation."""
+        self._evals = 0 if self._model.training else self._evals + 1
+        if self._evals == EVALS_SEEN and any(isinstance(module, OF_MODES) for module in self._model.modules()):
+            self._say_once(
+                "eval",
+                "the model is in eval mode while it trains: statistics of its batch norms stand still and go into the "
+                "merged model so, dropout is off; call model.train() after an evaluation",
+            )
 
     def _look_at_what_is_trained(self, now: set[str]) -> None:
         new = sorted(now - self._trained - self._tied.keys())

@@ -73,7 +73,7 @@ def _all_is_well(view: RunView) -> str:
     recent, whole = window(view), window(view, view.settled_slots)  # each figure where `advice` has judged it
     figures = (
         ("participation", recent.participation, f"good from {PARTICIPATION_LEAST:g} on"),
-        ("share of work merged", recent.kept, f"good from {KEPT_LEAST:g} on"),
+        ("share of work merged of late", recent.kept, f"good from {KEPT_LEAST:g} on"),
         ("outer step over merged delta", recent.effective_step, f"good up to {EFFECTIVE_MOST:g}"),
         ("agreement of learners", whole.agreement, f"good from {AGREEMENT_LEAST:g} on"),
     )

@@ -41,6 +41,7 @@ def summarise_parallel(
         "run_id": settings["run_id"],
         "mode": settings["mode"],
         "learners": settings["learners"],
+        "expected_learners": settings["learners"],
         "seed": settings["seed"],
         "steps": steps,
         "learner_steps": sum(map(len, logs.values())),
